@@ -1,4 +1,4 @@
-"""Gradients of several processes, averaged bucket by bucket while backward goes on, and clipped by their norm.
+"""Gradients of several processes, averaged bucket by bucket while backward goes on, and the norm of all.
 
 A bucket is flat memory that gradients are copied to once all of it are there; gradients are views of it from then on.
 Buckets are exchanged in one order, the same in all processes.
@@ -45,11 +45,14 @@ class GradientExchange:
         optimizer: whose parameters it is about.
         peers: the processes.
         runtime: the device.
-        max_norm: gradients are scaled down where their norm is larger.
+        max_norm: of all gradients: their norm is taken.
         per_bucket: each process clips each bucket of its own before the exchange, to its share of `max_norm` by its
             number of elements.
         shards: each process keeps the optimizer's state of some buckets, updates these parameters and sends them.
         is_equal: whether all processes have the values of the first one already.
+
+    Attributes:
+        clips_before: whether gradients are clipped before they are exchanged.
 
     Raises:
         InputError: processes have other parameters, or sparse gradients.
@@ -69,7 +72,7 @@ class GradientExchange:
         is_equal: bool = False,
     ) -> None:
         self._model, self._optimizer, self.peers, self._runtime = model, optimizer, peers, runtime
-        self._max_norm, self._per_bucket, self.shards = max_norm, per_bucket, shards
+        self._max_norm, self.clips_before, self.shards = max_norm, per_bucket, shards
         self._averages = peers.averages(runtime.device)
         if self._averages:
             # Processes capture at different steps where their batches have different shapes, and NCCL has them meet to
@@ -179,7 +182,7 @@ class GradientExchange:
                     handle.remove()
 
     def finish(self) -> Tensor | None:
-        """Exchange what is left, and clip; return the norm of all gradients before that, where they are clipped."""
+        """Exchange what is left; return the norm of all gradients, where they are clipped: by it, or per bucket."""
         is_new = self._plan is None
         plan = self._plan = self._plan or self._planned()
         missing = {id(parameter) for parameter in plan.order if parameter.grad is None}
@@ -190,7 +193,7 @@ class GradientExchange:
         for bucket in plan.buckets:
             self.peers.wait(bucket.work)
         with torch.no_grad():
-            norm = None if self._max_norm is None else self._clipped(plan, self._max_norm)
+            norm = None if self._max_norm is None else self._norm(plan)
         for parameter in (*none, *(self._of_others(plan) if self.shards else ())):
             parameter.grad = None
         return norm
@@ -298,7 +301,7 @@ class GradientExchange:
         bucket.is_sent = True
         with torch.no_grad():
             flat = bucket.fill()
-            if self._per_bucket:
+            if self.clips_before:
                 bucket.own_norm = torch.linalg.vector_norm(flat, dtype=torch.float32)
                 share = sqrt(bucket.elements / sum(each.elements for each in plan.buckets))
                 flat.mul_(coefficient(share * (self._max_norm or 0.0), bucket.own_norm).to(flat.dtype))
@@ -309,21 +312,19 @@ class GradientExchange:
         else:
             bucket.work = self.peers.all_reduce(flat, averages=self._averages)
 
-    def _clipped(self, plan: BucketPlan, max_norm: float) -> Tensor:
-        """Return the norm of all gradients, and scale them."""
-        if self._per_bucket:
-            own = [bucket.own_norm for bucket in plan.buckets if bucket.own_norm is not None]
-            whole: Tensor = torch.linalg.vector_norm(torch.stack(own))
-            return whole
-        kept = [b.flat for b in plan.buckets if b.flat is not None and self._is_own(b)]
-        squares = [torch.linalg.vector_norm(flat, dtype=torch.float32).square() for flat in kept]
-        squared = sum(squares, torch.zeros((), device=self._runtime.device))
-        if self.shards:
+    def _norm(self, plan: BucketPlan) -> Tensor:
+        """Return the norm of all gradients; where they are clipped already, of this process's own before that."""
+        if self.clips_before:
+            norms = [bucket.own_norm for bucket in plan.buckets if bucket.own_norm is not None]
+        else:
+            kept = [b.flat for b in plan.buckets if b.flat is not None and self._is_own(b)]
+            norms = list(torch._foreach_norm(kept, 2, dtype=torch.float32)) if kept else []
+        norms = norms or [torch.zeros((), device=self._runtime.device)]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        if self.shards and not self.clips_before:
+            squared = norm.square()
             self.peers.wait(self.peers.all_reduce(squared, averages=False))
-        norm = squared.sqrt()
-        factor = coefficient(max_norm, norm)
-        for flat in kept:
-            flat.mul_(factor.to(flat.dtype))
+            norm = squared.sqrt()
         return norm
 
     def _is_own(self, bucket: Bucket) -> bool:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from autotuner.errors import InputError
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.host_randomness import HostRandomness
+from autotuner.runtime.one_pass_updates import OnePassUpdates, own_step, trained
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
 Loss = Callable[[Any], Tensor]
@@ -28,7 +30,7 @@ class PlainStep:
         loss: forward and loss of a batch; it may be replaced.
         max_norm: gradients are scaled down where their norm is larger.
         in_backward: updates parameters as soon as their gradients are there. Not with `max_norm`, which needs all.
-        exchange: with other processes that train the model; it clips in place of `max_norm`. Not with `in_backward`.
+        exchange: with other processes that train the model; it takes norms, of all. Not with `in_backward`.
     """
 
     def __init__(
@@ -42,28 +44,45 @@ class PlainStep:
     ) -> None:
         self._model, self._optimizer, self.loss = model, optimizer, loss
         self._max_norm, self._in_backward, self._exchange = max_norm, in_backward, exchange
+        self._scales_at_end = max_norm is not None and (exchange is None or not exchange.clips_before)
         self._is_updating = False
+        self._agreed: OnePassUpdates | None = None
 
     @property
     def frees_gradients(self) -> bool:
         """True where gradients go before all are there."""
         return self._in_backward is not None
 
-    @property
-    def may_round_otherwise(self) -> bool:
-        """True where the optimizer's step may round as no other one does.
+    def updates(self, device: torch.device) -> OnePassUpdates:
+        """Return the optimizer's steps for a step that is captured.
 
-        Not where parts of it are taken in backward, nor where processes update the same parameters: these have to stay
-        equal, however each of them runs its step.
+        They are its own where parts of them are taken in backward. Processes that update the same parameters have to
+        stay equal, however each of them runs its step: there all take them in one pass, or none.
         """
-        return not self.frees_gradients and (self._exchange is None or self._exchange.shards)
+        is_shared = self._exchange is not None and not self._exchange.shards
+        is_allowed = not self.frees_gradients and (not is_shared or self._agreed is not None)
+        return OnePassUpdates(self._optimizer, device, self._max_norm, is_allowed)
 
-    def run(self, batches: Sequence[Any], update: Callable[[], object] | None = None) -> tuple[Tensor, Tensor | None]:
+    def agree(self, device: torch.device, captures: bool) -> None:
+        """Find out, with the processes that update the same parameters, whether all can do so in one pass.
+
+        Args:
+            captures: whether this one captures steps.
+        """
+        if self._exchange is not None and not self._exchange.shards:
+            updates = OnePassUpdates(self._optimizer, device, self._max_norm, captures)
+            if all(can for (can,) in self._exchange.peers.told([int(updates.is_possible)])):
+                self._agreed = updates
+
+    def run(
+        self, batches: Sequence[Any], update: Callable[[Tensor | None], object] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Run a step.
 
         Args:
             batches: its micro-batches, one at least.
-            update: the optimizer's step; by default its own.
+            update: the optimizer's step, by the norm of all gradients where these are still to be scaled; by default as
+                it is taken where nothing is captured.
 
         Returns:
             The mean of their losses, detached, and the norm of all gradients before clipping, where they are clipped.
@@ -93,15 +112,21 @@ class PlainStep:
         if self._exchange is not None:
             norm = self._exchange.finish()
         elif self._max_norm is not None:
-            trained = [p for group in self._optimizer.param_groups for p in group["params"]]
-            norm = torch.nn.utils.clip_grad_norm_(trained, self._max_norm)
+            gradients = [each.grad for each in trained(self._optimizer) if each.grad is not None]
+            norm = get_total_norm(gradients)
         self._is_updating = True
-        (update or self._optimizer.step)()
+        (update or self._update)(norm if self._scales_at_end else None)
         if self._exchange is not None:
             self._exchange.updated()
         self.clear_gradients()
         assert total is not None
         return total, norm
+
+    def _update(self, norm: Tensor | None) -> None:
+        if self._agreed is not None:
+            self._agreed.step_now(norm)
+        else:
+            own_step(self._optimizer, norm, self._max_norm)
 
     def clear_gradients(self) -> None:
         for parameter in self._model.parameters():

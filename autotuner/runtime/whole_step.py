@@ -24,7 +24,6 @@ from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.group_end import close_before_groups
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.model_memory import ModelMemory
-from autotuner.runtime.one_pass_updates import OnePassUpdates
 from autotuner.runtime.padding.calls import PaddedCalls
 from autotuner.runtime.padding.report import PaddingReport
 from autotuner.runtime.plain_step import Loss, PlainStep
@@ -101,6 +100,7 @@ class WholeStep:
                 self._give_up(reason)
             elif exchange is not None:
                 close_before_groups(self)
+        self._plain.agree(self._device, self._recorder is not None)
 
     def __call__(self, *batches: Any) -> Tensor:
         """Run one training step, and return its loss, detached.
@@ -297,7 +297,7 @@ class WholeStep:
         batches = batch_of(structure, iter(inputs))
 
         budget = recorded.budget
-        updates = OnePassUpdates(self._optimizer, self._device, self._plain.may_round_otherwise)
+        updates = self._plain.updates(self._device)
 
         def run() -> None:
             before_us = TALLY.region_us

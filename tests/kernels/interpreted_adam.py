@@ -15,12 +15,14 @@ from torch import Tensor
 from autotuner.kernels.triton import adam
 from autotuner.kernels.triton.adam import AdamTables, Moved, Numbers, chunks
 
-STEPS, RATE = 3, 1e-2
+STEPS, RATE, FACTOR = 3, 1e-2, 0.3
 CASES = {
     "AdamW": Numbers((0.9, 0.999), 1e-8, 1e-2, is_decoupled=True),
-    "Adam": Numbers((0.9, 0.95), 1e-6, 1e-1, is_decoupled=False),
+    "Adam, clipped": Numbers((0.9, 0.95), 1e-6, 1e-1, is_decoupled=False),
     "AdamW without decay and momentum": Numbers((0.0, 0.99), 1e-8, 0.0, is_decoupled=True),
 }
+
+SCALED = "Adam, clipped"
 
 
 def parameters(dtype: torch.dtype) -> list[Tensor]:
@@ -30,7 +32,7 @@ def parameters(dtype: torch.dtype) -> list[Tensor]:
     ]  # fmt: skip
 
 
-def errors(numbers: Numbers, dtype: torch.dtype) -> dict[str, float]:
+def errors(numbers: Numbers, dtype: torch.dtype, is_scaled: bool) -> dict[str, float]:
     torch.manual_seed(0)
     trained = [each.requires_grad_() for each in parameters(dtype)]
     kind = torch.optim.AdamW if numbers.is_decoupled else torch.optim.Adam
@@ -38,21 +40,21 @@ def errors(numbers: Numbers, dtype: torch.dtype) -> dict[str, float]:
     own = [each.detach().clone(memory_format=torch.preserve_format) for each in trained]
     worst = {"values": 0.0, "first": 0.0, "second": 0.0}
     for step in range(STEPS):
-        for each in trained:
-            each.grad = torch.randn(each.shape).to(dtype).as_strided(each.shape, each.stride())
+        given = [torch.randn(each.shape).to(dtype).as_strided(each.shape, each.stride()) for each in trained]
+        for each, gradient in zip(trained, given, strict=True):
+            each.grad = gradient * FACTOR if is_scaled else gradient
         before = [{name: value.clone() for name, value in optimizer.state[each].items()} for each in trained]
         optimizer.step()
         moved = []
-        for each, value, state in zip(trained, own, before, strict=True):
+        for each, value, gradient, state in zip(trained, own, given, before, strict=True):
             state = state or {
                 "exp_avg": torch.zeros_like(value), "exp_avg_sq": torch.zeros_like(value), "step": torch.zeros(())
             }  # fmt: skip
-            assert each.grad is not None
-            moved.append(Moved(value, each.grad, state["exp_avg"], state["exp_avg_sq"], state["step"]))
+            moved.append(Moved(value, gradient, state["exp_avg"], state["exp_avg_sq"], state["step"]))
         tables = AdamTables(len(moved), sum(chunks(each.value.numel()) for each in moved), torch.device("cpu"))
         assert tables.add(moved, torch.tensor(RATE), numbers)
         tables.write()
-        tables.launch()
+        tables.launch(torch.tensor(FACTOR) if is_scaled else None)
         for each, one in zip(trained, moved, strict=True):
             state = optimizer.state[each]
             pairs = {"values": (one.value, each), "first": (one.first, state["exp_avg"]),
@@ -70,7 +72,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                f"{name}, {dtype}": errors(numbers, dtype)
+                f"{name}, {dtype}": errors(numbers, dtype, is_scaled=name == SCALED)
                 for name, numbers in CASES.items()
                 for dtype in (torch.float32, torch.bfloat16)
             }

@@ -30,16 +30,18 @@ def test_programs_move_parameters_of_any_form_as_torch_does() -> None:
     found = interpreted("tests.kernels.interpreted_adam")
     assert len(found) == 6
     for name, errors in found.items():
-        assert max(errors.values()) < (BFLOAT16 if "bfloat16" in name else 2e-7), name
+        steps = 3 if "clipped" in name else 1  # a gradient is rounded first, and its square is off by two
+        assert max(errors.values()) < (steps * BFLOAT16 if "bfloat16" in name else 2e-7), name
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_scaled", [False, True], ids=["", "scaled"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_whole_chunks_are_read_and_written_in_vectors_of_16_bytes(dtype: torch.dtype) -> None:
+def test_whole_chunks_are_read_and_written_in_vectors_of_16_bytes(dtype: torch.dtype, is_scaled: bool) -> None:
     types = dict.fromkeys(("beta_one", "rest_one", "beta_two", "rest_two", "epsilon", "decay"), "fp32")
-    types |= {"table": "*i64", "places": "*i32", "rates": "*fp32", "corrections": "*fp32"}
+    types |= {"table": "*i64", "places": "*i32"} | dict.fromkeys(("factors", "rates", "corrections"), "*fp32")
     constants = {
-        "TYPE": adam.TYPES[dtype], "DECOUPLED": True, "ALIGNED": True, "CHUNK": adam.CHUNK,
+        "TYPE": adam.TYPES[dtype], "SCALED": is_scaled, "DECOUPLED": True, "ALIGNED": True, "CHUNK": adam.CHUNK,
     }  # fmt: skip
     source = ASTSource(moved_chunk, types | dict.fromkeys(constants, "constexpr"), constants)
     text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": adam.WARPS}).asm["ptx"]

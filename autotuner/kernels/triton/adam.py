@@ -109,8 +109,12 @@ class AdamTables:
                 self._placed += int(counts.sum())
         return len(self._given) <= len(self._rows) and self._placed <= len(self._places)
 
-    def launch(self) -> None:
-        """Launch a step of all parameters."""
+    def launch(self, factor: Tensor | None = None) -> None:
+        """Launch a step of all parameters.
+
+        Args:
+            factor: what gradients are multiplied by, one float32 on the device; None for 1. They stay as they are.
+        """
         for each in self._launches:
             rows, places = self._rows[each.row :], self._places[each.place :]
             corrections, numbers = self._corrections[each.row :], each.numbers
@@ -121,9 +125,10 @@ class AdamTables:
                     log_two=_log(two), LANES=LANES,
                 )  # fmt: skip
                 moved_chunk[(each.programs,)](
-                    table=rows, places=places, rates=each.rate, corrections=corrections, beta_one=one, rest_one=1 - one,
-                    beta_two=two, rest_two=1 - two, epsilon=float(numbers.epsilon), decay=float(numbers.decay),
-                    TYPE=TYPES[each.moved[0].value.dtype], DECOUPLED=numbers.is_decoupled,
+                    table=rows, places=places, factors=corrections if factor is None else factor, rates=each.rate,
+                    corrections=corrections, beta_one=one, rest_one=1 - one, beta_two=two, rest_two=1 - two,
+                    epsilon=float(numbers.epsilon), decay=float(numbers.decay),
+                    TYPE=TYPES[each.moved[0].value.dtype], SCALED=factor is not None, DECOUPLED=numbers.is_decoupled,
                     ALIGNED=each.moved[0].is_aligned, CHUNK=CHUNK, num_warps=WARPS,
                 )  # fmt: skip
 
@@ -146,8 +151,12 @@ def _log(beta: float) -> float:
 
 
 @cache
-def compile_for(dtype: torch.dtype, device: torch.device, *, is_decoupled: bool) -> None:
+def compile_for(dtype: torch.dtype, device: torch.device, *, is_decoupled: bool, is_scaled: bool = False) -> None:
     """Compile and load the programs for parameters of a type, by a step of a made-up parameter.
+
+    Args:
+        is_decoupled: whether the decay is AdamW's.
+        is_scaled: whether gradients are multiplied by a factor.
 
     Raises:
         Exception: whatever Triton ends with.
@@ -158,4 +167,4 @@ def compile_for(dtype: torch.dtype, device: torch.device, *, is_decoupled: bool)
         rate, numbers = torch.zeros((), device=device), Numbers((0.9, 0.999), 1e-8, 0.0, is_decoupled)
         tables.add([Moved(one, two, three, four, torch.zeros((), device=device))], rate, numbers)
         tables.write()
-        tables.launch()
+        tables.launch(torch.ones((), device=device) if is_scaled else None)

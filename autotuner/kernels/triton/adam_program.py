@@ -8,11 +8,11 @@ Source:
 import triton
 import triton.language as tl
 
-TABLES = ["table", "places", "rates", "corrections"]
+TABLES = ["table", "places", "factors", "rates", "corrections"]
 """Read number by number: programs are the same wherever a part of a table begins."""
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=TABLES[:1] + TABLES[2:])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=[TABLES[0], *TABLES[3:]])
 def counted_steps(table, rates, corrections, count, log_one, log_two, LANES: tl.constexpr):
     """Count a step of each parameter, and write what its moments are corrected by.
 
@@ -46,10 +46,12 @@ def _at(table, place, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _moved(
-    value, gradient, first, second, rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay,
-    DECOUPLED: tl.constexpr,
+    value, gradient, first, second, factor, rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay,
+    SCALED: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
     """Return a value and its two moments behind a step, in float32."""
+    if SCALED:  # rounded, as gradients that are scaled where they are
+        gradient = (gradient.to(tl.float32) * factor).to(gradient.dtype)
     value, gradient = value.to(tl.float32), gradient.to(tl.float32)
     if DECOUPLED:
         value -= rate * decay * value
@@ -62,8 +64,8 @@ def _moved(
 
 @triton.jit(do_not_specialize_on_alignment=TABLES)
 def moved_chunk(
-    table, places, rates, corrections, beta_one, rest_one, beta_two, rest_two, epsilon, decay,
-    TYPE: tl.constexpr, DECOUPLED: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+    table, places, factors, rates, corrections, beta_one, rest_one, beta_two, rest_two, epsilon, decay,
+    TYPE: tl.constexpr, SCALED: tl.constexpr, DECOUPLED: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Move a chunk of a parameter and of its moments by its gradient; all arithmetic is in float32.
 
@@ -71,6 +73,7 @@ def moved_chunk(
         table: int64, for each parameter the addresses of its values, gradient, first and second moment, of one type
             and in one order in memory, the number of its elements, and the address of its counter.
         places: int32, for each program its parameter and its chunk of that.
+        factors: what gradients are multiplied by first, float32; read where they are SCALED.
         rates, corrections: as in `counted_steps`.
         rest_one: 1 - beta1, and `rest_two` 1 - beta2.
         DECOUPLED: the decay is AdamW's.
@@ -83,13 +86,14 @@ def moved_chunk(
     count = tl.load(row + 4)
     values, gradients = _at(row, 0, TYPE, ALIGNED), _at(row, 1, TYPE, ALIGNED)
     firsts, seconds = _at(row, 2, TYPE, ALIGNED), _at(row, 3, TYPE, ALIGNED)
+    factor = tl.load(factors) if SCALED else 1.0
     rate = tl.load(rates)
     size, root = tl.load(corrections + 2 * parameter), tl.load(corrections + 2 * parameter + 1)
     at = begin + tl.arange(0, CHUNK)
     if begin + CHUNK <= count:  # without masks, neighbours are read and written together
         value, first, second = _moved(
             tl.load(values + at), tl.load(gradients + at), tl.load(firsts + at), tl.load(seconds + at),
-            rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay, DECOUPLED,
+            factor, rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay, SCALED, DECOUPLED,
         )  # fmt: skip
         tl.store(firsts + at, first.to(TYPE))
         tl.store(seconds + at, second.to(TYPE))
@@ -99,7 +103,7 @@ def moved_chunk(
         value, first, second = _moved(
             tl.load(values + at, mask=inside, other=0.0), tl.load(gradients + at, mask=inside, other=0.0),
             tl.load(firsts + at, mask=inside, other=0.0), tl.load(seconds + at, mask=inside, other=0.0),
-            rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay, DECOUPLED,
+            factor, rate, size, root, beta_one, rest_one, beta_two, rest_two, epsilon, decay, SCALED, DECOUPLED,
         )  # fmt: skip
         tl.store(firsts + at, first.to(TYPE), mask=inside)
         tl.store(seconds + at, second.to(TYPE), mask=inside)
