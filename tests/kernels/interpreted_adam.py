@@ -46,7 +46,7 @@ def errors(numbers: Numbers, dtype: torch.dtype, is_scaled: bool) -> dict[str, f
         before = [{name: value.clone() for name, value in optimizer.state[each].items()} for each in trained]
         optimizer.step()
         moved = []
-        for each, value, gradient, state in zip(trained, own, given, before, strict=True):
+        for value, gradient, state in zip(own, given, before, strict=True):
             state = state or {
                 "exp_avg": torch.zeros_like(value), "exp_avg_sq": torch.zeros_like(value), "step": torch.zeros(())
             }  # fmt: skip
