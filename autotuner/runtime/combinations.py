@@ -11,6 +11,8 @@ from autotuner.runtime.step_budget import StepBudget
 
 WARM_UP = 2
 """Steps that run before a graph is captured: they compile the model and make the optimizer's state."""
+PATIENCE = 8
+"""So many run, or fewer, before processes that train together capture: they wait for each other."""
 COMBINATIONS = 64
 """Combinations of which the steps are counted."""
 CHANGES = (
@@ -41,6 +43,11 @@ class Recorded:
     updates: OnePassUpdates | None = None
     inputs: list[Tensor] = field(default_factory=list)
     results: list[Tensor | None] = field(default_factory=list)
+
+    @property
+    def is_warm(self) -> bool:
+        """Tell whether what a step runs is compiled, and decided."""
+        return self.runs >= WARM_UP if self.budget is None else self.budget.is_settled
 
 
 def remembered(known: Mapping[Hashable, Recorded]) -> dict[Hashable, Recorded]:

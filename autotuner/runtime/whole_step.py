@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from autotuner.errors import InputError
 from autotuner.runtime.batches import UnknownBatchError, apart, batch_of, structure_of
 from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
-from autotuner.runtime.combinations import CHANGES, COMBINATIONS, LIMITED, WARM_UP, Recorded, remembered
+from autotuner.runtime.combinations import CHANGES, COMBINATIONS, LIMITED, PATIENCE, Recorded, remembered
 from autotuner.runtime.devices import DeviceRuntime, device_runtime
 from autotuner.runtime.fallbacks import TALLY, warn
 from autotuner.runtime.gradient_exchange import GradientExchange
@@ -195,7 +195,7 @@ class WholeStep:
     def is_settled(self) -> bool:
         """True where steps of all shapes and modes so far run as they will from now on: decided, and captured."""
         return all(
-            each.replay is not None or (self._recorder is None and self._is_warm(each))
+            each.replay is not None or (self._recorder is None and each.is_warm)
             for each in self._known.values()
         )  # fmt: skip
 
@@ -234,7 +234,7 @@ class WholeStep:
 
     def _meet(self, recorded: Recorded | None = None) -> bool:
         """Say whether a step is to be captured now; all processes that train the model say how they run it."""
-        is_ready = recorded is not None and recorded.replay is None and self._is_warm(recorded) and self._is_free()
+        is_ready = recorded is not None and recorded.replay is None and recorded.is_warm and self._is_free()
         if self._exchange is None:
             return is_ready
         return self._exchange.captures(is_ready, recorded is not None and recorded.replay is not None)
@@ -243,7 +243,8 @@ class WholeStep:
         """Run a step on the stream that captures: torch's advice for what comes before a capture."""
         if self._recorder is None:
             return self._run_plainly(batches, recorded)
-        is_before_capture, recorded.runs = not self._is_warm(recorded), recorded.runs + 1
+        is_before_capture = not recorded.is_warm or (self._exchange is not None and recorded.runs < PATIENCE)
+        recorded.runs += 1
         # What such a step keeps would lie beside the graph's own memory.
         scratch = Scratch(is_of_one_step=True) if is_before_capture else self._scratch
         with self._recorder.aside(), self._rates.in_groups():
@@ -267,10 +268,6 @@ class WholeStep:
             if not budget.is_settled:
                 self._times.forget()
         return loss
-
-    def _is_warm(self, recorded: Recorded) -> bool:
-        """Say whether what a step of this combination runs is compiled, and decided."""
-        return recorded.runs >= WARM_UP if recorded.budget is None else recorded.budget.is_settled
 
     def _run_under(self, budget: StepBudget, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
         """Run a step; where it finds no memory while ways are chosen, run it from its beginning with leaner ones."""

@@ -21,6 +21,7 @@ from autotuner.errors import InputError, PeerLostError
 from autotuner.runtime.data_parallel import together
 from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.processes import Peers
+from autotuner.runtime.scratch import shared_scratch
 from autotuner.runtime.whole_step import WholeStep
 from tests.runtime.whole_steps import Recorder
 
@@ -103,17 +104,18 @@ def captured(rank: int) -> tuple[Any, str]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)  # which takes capturable on the CPU
     recorder = Recorder(model, optimizer)
     exchange = GradientExchange(model, optimizer, Peers(), recorder, max_norm=MAX_NORM)
-    step = WholeStep(
-        model,
-        optimizer,
-        lambda given: plain_loss(model, given),
-        max_norm=MAX_NORM,
-        recorder=recorder,
-        exchange=exchange,
-    )
+    gives_back = list[bool]()
+
+    def loss(given: Any) -> Tensor:
+        scratch = shared_scratch()
+        assert scratch is not None
+        gives_back.append(scratch.is_of_one_step)
+        return plain_loss(model, given)
+
+    step = WholeStep(model, optimizer, loss, max_norm=MAX_NORM, recorder=recorder, exchange=exchange)
     norms = run(step, rank)
     KEPT.append(step)
-    return (norms, values(model), recorder.captures, step.replays), str(step)
+    return (norms, values(model), recorder.captures, step.replays, gives_back), str(step)
 
 
 def run_rank(rank: int, folder: str) -> None:
@@ -272,7 +274,9 @@ def test_processes_stay_equal_bit_by_bit(found: list[dict[str, Any]]) -> None:
 
 def test_a_step_is_captured_and_its_replays_exchange(found: list[dict[str, Any]]) -> None:
     for rank in found:
-        assert rank["captured"][2:] == (1, STEPS - 3)  # the third step is the first with the buckets that were chosen
+        *_, captures, replays, gives_back = rank["captured"]
+        assert (captures, replays) == (1, STEPS - 3)  # the third step is the first with the buckets that were chosen
+        assert gives_back[:3] == [True] * 3  # what such a step kept would lie beside the graph's memory
         assert rank["captured words"].startswith("3 of 6 steps were replayed, from 1 CUDA graphs; gradients of 2 proc")
         assert "gradients of 2 processes are averaged in 1 buckets of up to" in rank["words"]
         assert "as predicted" in rank["words"]

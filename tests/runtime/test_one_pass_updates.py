@@ -129,8 +129,8 @@ def test_captured_steps_move_parameters_and_state_as_plain_ones(
 ) -> None:
     make, step, used = (KNOWN | LEFT)[name], OnePassUpdates.step, list[bool]()
 
-    def noted(updates: OnePassUpdates) -> None:
-        step(updates)
+    def noted(updates: OnePassUpdates, norm: Tensor | None) -> None:
+        step(updates, norm)
         used.append(updates.is_in_use)
 
     monkeypatch.setattr(OnePassUpdates, "step", noted)
