@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,7 +103,13 @@ def export(
 
 @group.command("import")
 def import_(
-    source: Annotated[str, typer.Argument(help="A database that has measurements: an SQLite file, or a URL.")],
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="A database that has measurements: an SQLite file, or a URL. By default, those that come with this "
+            "package."
+        ),
+    ] = None,
     environment: Environments = None,
     database: DatabaseOption = None,
     as_json: Json = False,
@@ -113,16 +119,20 @@ def import_(
     Measurements keep their environment. Those of another driver or version say what to try first, and are never taken
     for this machine's. What the database has itself stays.
     """
-    from autotuner.database import import_measurements, matching, open_database
+    from autotuner.database import import_measurements, matching, open_database, recorded
     from autotuner.tuner.measuring import DECIDED
 
     def is_wanted(fact: str) -> bool:
         return not fact.startswith(DECIDED)  # by the pace of that machine
 
-    with open_database(source, make=False) as other, open_database(_url(database)) as opened:
-        environments = {found.key: found for found in other.environments()}
-        chosen = [environments[matching(each, environments)] for each in environment or environments]
-        written = {found.key: import_measurements(other, opened, found, is_wanted) for found in chosen}
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_database(_url(database)))
+        sources = [source] if source else [stack.enter_context(recorded.unpacked(f)) for f in recorded.recordings()]
+        others = [stack.enter_context(open_database(each, make=False)) for each in sources]
+        found_in = {found.key: (found, other) for other in others for found in other.environments()}
+        named = [matching(each, found_in) for each in environment or found_in]
+        chosen = [found_in[key][0] for key in named]
+        written = {key: import_measurements(found_in[key][1], opened, found_in[key][0], is_wanted) for key in named}
     if as_json:
         emit({"environments": [{"key": key, "written": number} for key, number in written.items()]})
         return

@@ -61,6 +61,16 @@ def test_import_takes_over_measurements_with_their_environments(run: Run, file: 
     assert HERE.device_name not in one.out
 
 
+@pytest.mark.slow
+def test_import_takes_over_what_comes_with_the_package(run: Run, tmp_path: Path) -> None:
+    target = str(tmp_path / "target.sqlite")
+    (found,) = run("db", "import", "--database", target, "--json").json["environments"]
+    assert found["written"] > 5000
+    with open_database(target) as database:
+        (environment,) = database.environments()
+    assert (environment.key, environment.device_name) == (found["key"], "NVIDIA H200")
+
+
 def test_import_refuses_what_is_no_database(run: Run, tmp_path: Path) -> None:
     missing = run("db", "import", str(tmp_path / "nothing.sqlite"), "--database", str(tmp_path / "t.sqlite"))
     assert missing.code == 4
