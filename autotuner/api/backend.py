@@ -313,9 +313,15 @@ def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] 
     """Return the compiler of what is not tuned; `mode` and `inductor` are of Inductor."""
     if name == "inductor":
         from torch import _TorchCompileInductorWrapper
+        from torch._inductor import config
 
+        from autotuner.runtime.capture.embedding_gradients import OPTION, EmbeddingGradients
+
+        options = dict(inductor or {})
+        if getattr(config, OPTION) is None:
+            options.setdefault(OPTION, EmbeddingGradients())
         wrapper: Callable[..., Any] = _TorchCompileInductorWrapper(  # type: ignore[no-untyped-call]
-            mode or "default", dict(inductor) if inductor else None, None
+            mode or "default", options, None
         )
         return wrapper
     found: Callable[..., Any] = torch._dynamo.lookup_backend(name)
