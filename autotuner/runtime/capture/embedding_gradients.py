@@ -25,7 +25,7 @@ WORDS_MIN = 2
 aten, prims = torch.ops.aten, torch.ops.prims
 PLAIN = aten.index_put.default
 MASKED = getattr(aten, "_unsafe_masked_index_put_accumulate", None)
-"""What torch 2.13 has in place of the first one."""
+"""Of torch 2.13, in place of the first one."""
 
 
 @dataclass(frozen=True)
