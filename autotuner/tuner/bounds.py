@@ -50,6 +50,7 @@ class Bounds:
         following: returns the first ones and, up to about so many in all, those of the plans that come next if the
             calls before them take what is expected.
         costliest: the calls of the best plan that take longest.
+        is_proven: `bound_us` was proven at these costs; otherwise it was at earlier ones.
     """
 
     best_us: float | None
@@ -59,6 +60,7 @@ class Bounds:
     first: int
     following: Callable[[int], Sequence[str]] = lambda _: ()
     costliest: tuple[PlannedCall, ...] = ()
+    is_proven: bool = True
 
     def more(self, known: int) -> float:
         """Return how many calls are worth measuring before the next solution, of which `known` are measured already."""
@@ -67,7 +69,7 @@ class Bounds:
     @property
     def proven_gap(self) -> float | None:
         """The share by which the best plan may be longer than the optimum; None where that is not known."""
-        return gap(self.best_us, self.bound_us)
+        return gap(self.best_us, self.bound_us) if self.is_proven else None
 
     @property
     def estimated_gap(self) -> float | None:
@@ -94,13 +96,29 @@ class CheapestPlan:
     costliest: tuple[PlannedCall, ...] = ()
 
 
+@dataclass(frozen=True)
+class RivalsWanted:
+    """How a run goes that ends when the closest rivals of its best plan are measured.
+
+    Args:
+        least_gap: the share by which plans are expected to be better, at least, whose calls are wanted.
+        bound_us: proven before, at other costs: it is proven again only where no better plan is expected. None where
+            nothing was proven yet.
+        is_last: nothing will be measured any more, so no rivals are looked for.
+    """
+
+    least_gap: float
+    bound_us: float | None = None
+    is_last: bool = False
+
+
 def bounds(
     solve: Callable[[Costs], CheapestPlan],
     measured_us: Costs,
     optimistic_us: Costs,
     learned: Learned | None = None,
     enough: float = 0.0,
-    rivals_gap: float | None = None,
+    rivals: RivalsWanted | None = None,
 ) -> Bounds:
     """Solve at measured, optimistic and learned costs, and return the bounds.
 
@@ -110,12 +128,14 @@ def bounds(
         optimistic_us: of calls that are not measured: lower bounds.
         learned: costs of the same calls.
         enough: the proven gap at which nothing matters any more.
-        rivals_gap: wanted are calls of plans that are expected to be better by this share, and none to prove anything;
-            None where something is to be proven.
+        rivals: wanted are calls of plans that are expected to be better, and none to prove anything; None where
+            something is to be proven.
 
     Raises:
         InfeasibleError: there is no plan, whatever will be measured.
     """
+    if rivals is not None and learned is not None:
+        return _rivals_bounds(solve, measured_us, optimistic_us, learned, enough, rivals)
     lower = solve({**optimistic_us, **measured_us})
     best: CheapestPlan | None = lower
     if not lower.keys <= measured_us.keys():
@@ -132,20 +152,48 @@ def bounds(
     if lower.bound_us >= reached:
         return Bounds(best_us, lower.bound_us, estimated_us, (), 0, costliest=longest)
     plans = _Plans(solve, measured_us, optimistic_us, learned, best_us, reached)
-    if rivals_gap is not None and expected is not None:
-        distance = gap(best_us, expected.bound_us)
-        if distance is None or distance > WIDE:
-            left = plans.left(expected)
-            following = partial(plans.following, left, expected)
-            return Bounds(best_us, lower.bound_us, estimated_us, left, len(left), following, longest)
-        rivals = plans.rivals(expected, rivals_gap)
-        return Bounds(best_us, lower.bound_us, estimated_us, rivals, len(rivals), lambda _: rivals, longest)
     first = plans.first(lower, expected)
     through_us = lower.through_us(reached)
     rest = sorted((us, key) for key in optimistic_us if key not in first and (us := through_us.get(key, inf)) < reached)
     wanted = (*first, *(key for _, key in rest))
     following = partial(plans.following, first, expected)
     return Bounds(best_us, lower.bound_us, estimated_us, wanted, len(first), following, longest)
+
+
+def _rivals_bounds(
+    solve: Callable[[Costs], CheapestPlan],
+    measured_us: Costs,
+    optimistic_us: Costs,
+    learned: Learned,
+    enough: float,
+    wanted: RivalsWanted,
+) -> Bounds:
+    """Return bounds where rivals alone are wanted; learned costs are no less than optimistic ones.
+
+    So the plan that is expected to be best costs no less than the proven bound, and is the best one where it is
+    measured throughout: one solution is enough then.
+    """
+    expected = solve({**learned.likely_us, **measured_us})
+    best: CheapestPlan | None = expected
+    if not expected.keys <= measured_us.keys():
+        try:
+            best = solve(measured_us)
+        except InfeasibleError:
+            best = None
+    best_us, longest = (None, ()) if best is None else (best.total_us, best.costliest)
+    reached = inf if best_us is None else best_us / (1 + enough) * (1 - ROUNDING)
+    if wanted.bound_us is None or expected.bound_us >= reached:
+        bound_us, is_proven = solve({**optimistic_us, **measured_us}).bound_us, True
+    else:
+        bound_us, is_proven = min(wanted.bound_us, expected.bound_us), False
+    plans = _Plans(solve, measured_us, optimistic_us, learned, best_us, reached)
+    distance = gap(best_us, expected.bound_us)
+    if distance is None or distance > WIDE:
+        left = plans.left(expected)
+        following = partial(plans.following, left, expected)
+        return Bounds(best_us, bound_us, expected.bound_us, left, len(left), following, longest, is_proven)
+    left = () if wanted.is_last else plans.rivals(expected, wanted.least_gap)
+    return Bounds(best_us, bound_us, expected.bound_us, left, len(left), lambda _: left, longest, is_proven)
 
 
 @dataclass(frozen=True)
@@ -172,10 +220,11 @@ class _Plans:
         """
         left = self.left(expected)
         most_us = (inf if self.best_us is None else self.best_us) / (1 + least_gap)
+        if expected.bound_us >= most_us:
+            return ()
         through_us = expected.through_us(most_us)
         ranked = sorted((through_us.get(key, inf), key) for key in self.optimistic_us if key not in left)
-        rivals = (*left, *(key for us, key in ranked if us < most_us)) if expected.bound_us < most_us else ()
-        return rivals[:RIVALS]
+        return (*left, *(key for us, key in ranked if us < most_us))[:RIVALS]
 
     def first(self, lower: CheapestPlan, expected: CheapestPlan | None) -> tuple[str, ...]:
         """Return the calls of the two plans that are measured.

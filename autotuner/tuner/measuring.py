@@ -70,6 +70,7 @@ def measure_missing(
                 f"the limits of the job were reached before there was a plan: {error}; what was measured is kept, so "
                 "ask again with higher limits"
             ) from None
+    state.prove(ledger.known)
     return ledger.result()
 
 

@@ -17,7 +17,7 @@ from autotuner.solve.problem.offered import Place, state_of
 from autotuner.solve.problem.states import Variable
 from autotuner.solve.tables import Encoder
 from autotuner.space import Space
-from autotuner.tuner.bounds import Bounds, CheapestPlan, bounds
+from autotuner.tuner.bounds import Bounds, CheapestPlan, RivalsWanted, bounds
 from autotuner.tuner.costliest import PlannedCall, costliest, share
 from autotuner.tuner.learned import Costs, learned_costs, traits_of
 from autotuner.tuner.twins import NO_TWINS, Twins
@@ -53,22 +53,36 @@ class Relaxation:
         return RelaxedProblem(self.space)
 
     def bounds(
-        self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float, rivals_gap: float | None = None
+        self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float, rivals: RivalsWanted | None = None
     ) -> Bounds | None:
-        """Solve; return None where there is no plan, whatever will be measured. Gaps as in `bounds.bounds`."""
+        """Solve; return None where there is no plan, whatever will be measured. Arguments as of `bounds.bounds`."""
+        measured, optimistic = self._costs_us(known, ceilings)
+        left = {key: us for key, us in optimistic.items() if key not in known}
+        says_something = any(left.values()) or not self.twins_us.keys().isdisjoint(left)
+        learned = learned_costs(self._traits, optimistic, measured, self.twins_us) if says_something else None
+        try:
+            return bounds(self.problem.solve, measured, left, learned, enough, rivals)
+        except InfeasibleError:
+            return None
+
+    def bound_us(self, known: Mapping[str, Measurement], ceilings: Roofline) -> float:
+        """Return what no plan takes less than, in microseconds.
+
+        Raises:
+            InfeasibleError: there is no plan, whatever will be measured.
+        """
+        measured, optimistic = self._costs_us(known, ceilings)
+        return self.problem.solve({**optimistic, **measured}).bound_us
+
+    def _costs_us(self, known: Mapping[str, Measurement], ceilings: Roofline) -> tuple[Costs, Costs]:
+        """Return the times of what was measured and works, and optimistic costs of this and of what is not known."""
         traits = self._traits
         measured = {key: m.median_us for key, m in known.items() if m.median_us is not None and key in traits}
         lowered = ceilings.lowered((traits[key].work, us) for key, us in measured.items())
         optimistic = {
             key: lowered.optimistic_us(own.work) for key, own in traits.items() if key in measured or key not in known
         }
-        left = {key: us for key, us in optimistic.items() if key not in known}
-        says_something = any(left.values()) or not self.twins_us.keys().isdisjoint(left)
-        learned = learned_costs(traits, optimistic, measured, self.twins_us) if says_something else None
-        try:
-            return bounds(self.problem.solve, measured, left, learned, enough, rivals_gap)
-        except InfeasibleError:
-            return None
+        return measured, optimistic
 
 
 class RelaxedProblem:

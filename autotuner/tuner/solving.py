@@ -264,7 +264,8 @@ def leaner_plans(problem: Problem, fastest: Solution, ends_at: float | None = No
     while held_bytes - too_few > NEAR_SHARE * fastest_bytes and not limits.over:
         between = (held_bytes + too_few) // 2
         try:
-            within = budgeted(problem, between, time_limit_s=seconds_until(limits.ends_at) / 2, epsilon=EPSILON)
+            limit_s = seconds_until(limits.ends_at) / 2
+            within = budgeted(problem, between, time_limit_s=limit_s, epsilon=EPSILON, ready=dual)
         except BudgetError:
             too_few = between
             continue

@@ -11,7 +11,7 @@ from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.settings import TuneOptions
 from autotuner.solve.baselines import default_us
 from autotuner.space import Space
-from autotuner.tuner.bounds import Bounds
+from autotuner.tuner.bounds import Bounds, RivalsWanted
 from autotuner.tuner.costliest import PlannedCall
 from autotuner.tuner.doubts import is_default_marked
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
@@ -192,8 +192,8 @@ class TuningState:
         began = monotonic()
         self.is_solved = False
         with suppress(OverError), self.within("measure"):
-            rivals_gap = self.policy.twins_gap if self.ends_by_twins else None
-            self.bounds = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0, rivals_gap)
+            rivals = self._rivals_wanted() if self.ends_by_twins else None
+            self.bounds = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0, rivals)
             self._default_us = default_us(
                 self.space, {key: m.median_us for key, m in known.items() if m.median_us is not None}
             )
@@ -201,6 +201,17 @@ class TuningState:
             self.is_solved = True
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
+
+    def _rivals_wanted(self) -> RivalsWanted:
+        proven_us = None if self.bounds is None else self.bounds.bound_us
+        return RivalsWanted(self.policy.twins_gap, proven_us, is_last=self.rival_rounds >= self.policy.twins_rounds)
+
+    def prove(self, known: Mapping[str, Measurement]) -> None:
+        """Prove the bound at what is known in the end, where the last solution left that out."""
+        if self.bounds is not None and not self.bounds.is_proven:
+            with suppress(OverError), self.within("measure"):
+                bound_us = self._relaxed().bound_us(known, self.ceilings)
+                self.bounds = replace(self.bounds, bound_us=bound_us, is_proven=True)
 
     def look_for_twins(self, missing: Set[str]) -> None:
         """Let the run end as soon as twins say so, where most calls have one or are measured, and no gap is asked for.

@@ -13,9 +13,9 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Candidate, Environment, Measurement, Node, Subgraph, TensorType
 from autotuner.measure.roofline import Work
 from autotuner.space import Cell, Space, build_space
-from autotuner.tuner.bounds import WIDE, bounds
+from autotuner.tuner.bounds import WIDE, CheapestPlan, RivalsWanted, bounds
 from autotuner.tuner.cell_search import CellSearch
-from autotuner.tuner.learned import ALIKE, Traits, learned_costs
+from autotuner.tuner.learned import ALIKE, Costs, Traits, learned_costs
 from autotuner.tuner.policy import TuningPolicy
 from autotuner.tuner.races import openers
 from autotuner.tuner.twins import STARTS, TRIALS, RecordedCall, Twins, distance, known_twins
@@ -93,12 +93,42 @@ def test_calls_with_twins_are_expected_to_take_what_these_say_by_those_that_are_
 
 def test_rivals_are_calls_of_plans_that_are_expected_to_be_better_and_nothing_is_to_be_proven() -> None:
     solve = PlainProblem(CHOICE).solve
-    far = bounds(solve, {A: 10.0}, {B: 1.0, C: 1.0}, learned({B: 5.0, C: 9.8}), rivals_gap=0.005)
+    far = bounds(solve, {A: 10.0}, {B: 1.0, C: 1.0}, learned({B: 5.0, C: 9.8}), rivals=RivalsWanted(0.005))
     assert far.wanted == (B,)
-    near = bounds(solve, {A: 10.0}, {B: 1.0, C: 1.0}, learned({B: 9.9 / (1 + WIDE / 2), C: 9.8}), rivals_gap=0.005)
+    near = bounds(
+        solve, {A: 10.0}, {B: 1.0, C: 1.0}, learned({B: 9.9 / (1 + WIDE / 2), C: 9.8}), rivals=RivalsWanted(0.005)
+    )
     assert set(near.wanted) == {B, C}
-    none = bounds(solve, {A: 10.0}, {B: 1.0, C: 1.0}, learned({B: 9.98, C: 12.0}), rivals_gap=0.005)
+    none = bounds(solve, {A: 10.0}, {B: 1.0, C: 1.0}, learned({B: 9.98, C: 12.0}), rivals=RivalsWanted(0.005))
     assert none.wanted == ()
+
+
+class Solving(PlainProblem):
+    """A plain problem that keeps the costs at which it was solved."""
+
+    def __init__(self) -> None:
+        super().__init__(CHOICE)
+        self.costs: list[Costs] = []
+
+    def solve(self, costs_us: Costs) -> CheapestPlan:
+        self.costs.append(costs_us)
+        return super().solve(costs_us)
+
+
+def test_where_rivals_are_wanted_the_bound_is_proven_first_and_where_no_better_plan_is_expected() -> None:
+    one, left = {A: 10.0}, {B: 1.0, C: 1.0}
+    first = bounds(Solving().solve, one, left, learned({B: 9.0, C: 9.0}), rivals=RivalsWanted(0.005))
+    assert (first.is_proven, first.bound_us, first.estimated_us) == (True, 1.0, 9.0)
+    problem = Solving()
+    later = bounds(problem.solve, one, left, learned({B: 9.0, C: 9.0}), rivals=RivalsWanted(0.005, 1.0))
+    assert (later.is_proven, later.proven_gap, later.bound_us, later.wanted) == (False, None, 1.0, first.wanted)
+    assert len(problem.costs) == 2  # the plan that is expected to be best, and the best one
+    problem = Solving()
+    over = bounds(problem.solve, {A: 10.0, B: 8.0}, {C: 1.0}, learned({C: 9.0}), rivals=RivalsWanted(0.005, 0.5))
+    assert (over.is_proven, over.best_us, over.bound_us, over.estimated_us, over.wanted) == (True, 8.0, 1.0, 8.0, ())
+    assert len(problem.costs) == 2  # the plan that is expected to be best is measured throughout
+    last = bounds(Solving().solve, one, left, learned({B: 9.8, C: 9.9}), rivals=RivalsWanted(0.005, 1.0, is_last=True))
+    assert last.wanted == ()
 
 
 OLDER = Environment(HERE.device_type, HERE.device_name, (*HERE.facts, ("driver", "older")), HERE.policy)
