@@ -45,6 +45,7 @@ def budgeted(
     *,
     time_limit_s: float | None = None,
     epsilon: float = 0.0,
+    ready: LagrangianDual | None = None,
 ) -> Solution:
     """Return the assignment of least total cost whose held bytes fit in the budget.
 
@@ -60,6 +61,7 @@ def budgeted(
         budget_bytes: for `held_bytes` of the answer.
         time_limit_s: when to return the best plan known, unproven.
         epsilon: the share of the bound by which the answer may lie above it; 0 for the least time.
+        ready: the same problem, made ready before; it has the plans that were found for other budgets.
 
     Returns:
         States within the budget, `held_bytes` included. `lower_bound_us` equals `total_us` where it is proven, up to
@@ -90,7 +92,8 @@ def budgeted(
                 is_least = best.time_us <= bound_us + 2 * TOLERANCE * (1 + best.time_us)
                 bound_us = best.time_us if is_least else max(0.0, bound_us)
                 return Solution(best.states, best.time_us, bound_us, "budgeted", limits.statistics(), best.held_bytes)
-    return BudgetSearch(lagrangian_dual(problem, limits), budget_bytes, epsilon, best).solution()
+    ready = lagrangian_dual(problem, limits) if ready is None else ready.within(limits)
+    return BudgetSearch(ready, budget_bytes, epsilon, best).solution()
 
 
 def budget_of(start: LagrangianRelaxation, budget_bytes: int) -> Budget:

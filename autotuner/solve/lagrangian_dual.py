@@ -1,6 +1,6 @@
 """Lagrangian dual of a budget: the cheapest plan at a price for held bytes, and the leanest plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import monotonic
 
@@ -76,12 +76,19 @@ class LagrangianDual:
 
     Args:
         given: its labels, after variables with small results are eliminated: that drops no assignment worth having.
+        limits: what solving it may use.
+        known: what was found in time at prices of all that is given.
     """
 
     problem: Problem
     encoded: BudgetNetwork
     given: LagrangianRelaxation
     limits: SolverLimits
+    known: dict[float, tuple[BudgetPlan, float]] = field(default_factory=dict)
+
+    def within(self, limits: SolverLimits) -> "LagrangianDual":
+        """Return the same with other limits; what either finds, the other one knows."""
+        return replace(self, limits=limits)
 
     def at(self, given: LagrangianRelaxation, price: float) -> tuple[BudgetPlan, float]:
         """Return the cheapest plan where a held byte costs `price`, and the bound on its time and price together.
@@ -89,12 +96,17 @@ class LagrangianDual:
         Raises:
             InfeasibleError: there is no assignment.
         """
+        if given is self.given and price in self.known:
+            return self.known[price]
         ends_at = self.limits.ends_at
         if ends_at is not None:
             now = monotonic()
             self.limits.ends_at = min(ends_at, now + SLICE * max(0.0, ends_at - now))
         try:
-            return priced(self.problem, self.encoded, given.at(price), self.limits)
+            found = priced(self.problem, self.encoded, given.at(price), self.limits)
+            if given is self.given and not self.limits.over:
+                self.known[price] = found
+            return found
         finally:
             self.limits.ends_at = ends_at
 

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.solve import budgeted
+from autotuner.solve.lagrangian_dual import lagrangian_dual
+from autotuner.solve.lagrangian_relaxation import LagrangianRelaxation
+from autotuner.solve.limits import SolverLimits
 from autotuner.solve.problem import Factor, Problem, Solution
 from scripts.bench.brute_force import brute_force
 from scripts.sides import least_bytes
@@ -48,6 +51,27 @@ def test_a_contradiction_is_no_matter_of_budgets() -> None:
     with pytest.raises(InfeasibleError, match="contradict") as raised:
         budgeted(problem, 0)
     assert not isinstance(raised.value, BudgetError)
+
+
+def test_a_problem_that_was_made_ready_is_solved_alike_and_once_at_each_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    prices: list[float] = []
+    priced = PREPARED.priced
+
+    def counted(problem: Problem, encoded: object, given: LagrangianRelaxation, limits: SolverLimits) -> object:
+        prices.append(given.price)
+        return priced(problem, encoded, given, limits)
+
+    monkeypatch.setattr(PREPARED, "priced", counted)
+    alone = [budgeted(SMALL, budget) for budget in (23, 16)]
+    apart = len(prices)
+    prices.clear()
+    ready = lagrangian_dual(SMALL, SolverLimits())
+    assert [budgeted(SMALL, budget, ready=ready) for budget in (23, 16)] == alone
+    assert 0 < len(prices) < apart
+    late = ready.within(SolverLimits(ends_at=0.0))
+    assert late.at(ready.given, 0.0) is ready.fastest
+    late.at(ready.given, 0.1)
+    assert 0.1 not in ready.known  # it was cut short
 
 
 @pytest.mark.parametrize("budget, epsilon, reason", [(-1, 0.0, "-1 bytes"), (1, -0.5, "epsilon is -0.5")])
