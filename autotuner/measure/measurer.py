@@ -78,6 +78,7 @@ class Measurer:
         }
         self._beside = beside
         self._child: Child | None = None
+        self._is_started = False
         building = {**self._start, "timeout_s": COMPILE_FACTOR * timeout_s}
         self._compilers = CompilerPool(building, self._device.compilers, self._waiting)
         self.waited_s = 0.0
@@ -121,6 +122,12 @@ class Measurer:
         """
         self._alive()
 
+    def begin(self) -> None:
+        """Start the measuring process, and go on while it imports what it needs: the first request waits for that."""
+        if self._child is None:
+            self._is_started = False
+            self._child = Child({**self._start, "parent_computes": self._device.is_in_use}, self._waiting)
+
     def hear(self, tell: Callable[[str], None]) -> None:
         """Have it told who holds the device, every second while that is waited for, and with "" when that is over."""
         self._told = tell
@@ -136,7 +143,10 @@ class Measurer:
         """End the measuring process and those that compile. The next request starts others."""
         self._compilers.close()
         if self._child is not None:
-            self._child.stop()
+            if self._is_started:
+                self._child.stop()
+            else:
+                self._child.kill()
             self._child = None
 
     def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
@@ -256,13 +266,15 @@ class Measurer:
                 self._child = None
 
     def _alive(self) -> Child:
-        if self._child is None:
-            start = {**self._start, "parent_computes": self._device.is_in_use}
-            self._child = child = Child(start, self._waiting)
+        self.begin()
+        assert self._child is not None
+        if not self._is_started:
+            child = self._child
             try:
                 child.started()
             except BaseException:
                 child.kill()
                 self._child = None
                 raise
+            self._is_started = True
         return self._child

@@ -8,13 +8,14 @@ from autotuner.runtime.fallbacks import Summary
 from autotuner.runtime.framework import encoder_layer
 from autotuner.runtime.module import TunedModule, restore, summary
 from autotuner.runtime.overlap import with_measured_overlap
-from autotuner.runtime.peers import peak_bytes, time_peers
+from autotuner.runtime.peers import ReadyPeers, peak_bytes, ready_peers, time_peers
 from autotuner.runtime.training_step import TrainingStep
 
 __all__ = [
     "DROPOUTS",
     "CheckReport",
     "Description",
+    "ReadyPeers",
     "Summary",
     "TrainingStep",
     "TunedModule",
@@ -24,6 +25,7 @@ __all__ = [
     "describe",
     "encoder_layer",
     "peak_bytes",
+    "ready_peers",
     "restore",
     "summary",
     "time_peers",

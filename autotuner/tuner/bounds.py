@@ -98,7 +98,7 @@ class CheapestPlan:
 
 @dataclass(frozen=True)
 class RivalsWanted:
-    """How a run goes that ends when the closest rivals of its best plan are measured.
+    """Wishes of a run that ends when the closest rivals of its best plan are measured.
 
     Args:
         least_gap: the share by which plans are expected to be better, at least, whose calls are wanted.

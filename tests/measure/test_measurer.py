@@ -304,8 +304,29 @@ def test_a_process_that_cannot_start_says_why(planted: str, tmp_path: Path) -> N
     broken.write_text("")
     with Measurer(cache_dir=tmp_path, modules=[planted, str(broken)], threads=1) as measurer:
         broken.write_text("raise RuntimeError('no such library')")
+        measurer.begin()
         with pytest.raises(MeasureError, match="no such library"):
             measurer.noise_floor()
+        assert measurer.process_id is None
+
+
+def test_a_process_that_is_begun_measures_what_comes_and_is_killed_where_nothing_does(
+    planted: str, tmp_path: Path, add: MakeCall
+) -> None:
+    with Measurer(cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        measurer.begin()
+        begun = measurer.process_id
+        measurer.begin()
+        ((_, found),) = measurer.measure([[add("good")]])
+        assert found.status == "ok"
+        assert measurer.process_id == begun
+    began = time.monotonic()
+    with Measurer(cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        measurer.begin()
+        begun = measurer.process_id
+    assert begun is not None
+    assert gone(begun, within_s=0.1)
+    assert time.monotonic() - began < PATIENCE_S
 
 
 def test_the_environment_holds_threads_and_policy(measurer: Measurer) -> None:

@@ -12,8 +12,9 @@ from autotuner.errors import ConfigurationError, DeviceError, InputError
 from autotuner.ir.records import Call
 from autotuner.kernels import KERNELS
 from autotuner.kernels.torch.contraction import Run
-from autotuner.runtime import TrainingStep, check, time_peers
+from autotuner.runtime import ReadyPeers, TrainingStep, check, ready_peers, time_peers
 from autotuner.runtime.check import TOLERANCES, Kept, compare
+from autotuner.runtime.peers import ready
 from tests.runtime.capture.known import planned
 from tests.runtime.capture.test_experts import Sorted
 from tests.runtime.plans import TINY, WIDER, configuration, in_bfloat16, model
@@ -172,6 +173,38 @@ def test_peers_are_timed_in_the_same_run(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.samples == 3
     assert found.plan_us > 0
     assert set(found.ratios) == {"eager", "torch.compile"}
+
+
+@pytest.mark.slow
+def test_peers_that_are_ready_are_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def compiled(layer: nn.Module) -> nn.Module:
+        built.append(layer)
+        return layer
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    peers = ready_peers(model(dtype="float32"), "cpu", threads=1)
+    found = time_peers(configuration(model(dtype="float32"), 0), samples=2, threads=1, ready=peers)
+    assert set(found.ratios) == {"eager", "torch.compile"}
+    assert len(built) == 1
+
+
+def test_peers_are_not_built_early_on_a_device_with_little_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes = [400]
+
+    def peers(_: object) -> dict[str, object]:
+        free_bytes[0] -= 350
+        return {}
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes[0], 1000))
+    monkeypatch.setattr(ready, "peers_on_cuda", peers)
+    assert ready_peers(model(), "cuda") is None
+    assert free_bytes == [400]
+    free_bytes[0] = 650
+    assert ready_peers(model(), "cuda") is None  # too little is left
+    free_bytes[0] = 950
+    assert ready_peers(model(), "cuda") == ReadyPeers(on_cuda={})
 
 
 @pytest.mark.parametrize("seed", [-1, 10**19, 10**20])

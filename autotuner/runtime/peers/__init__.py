@@ -8,18 +8,22 @@ from autotuner.plan.configuration import Configuration, Measured
 from autotuner.runtime.peers.beside_kernels import BesideKernels
 from autotuner.runtime.peers.on_cpu import time_on_cpu
 from autotuner.runtime.peers.on_cuda import CAPTURED, OURS, PLAN, time_on_cuda
+from autotuner.runtime.peers.ready import ReadyPeers, ready_peers
 from autotuner.runtime.peers.training_loop import peak_bytes
 
-__all__ = ["as_measured", "peak_bytes", "time_peers"]
+__all__ = ["ReadyPeers", "as_measured", "peak_bytes", "ready_peers", "time_peers"]
 
 
-def time_peers(configuration: Configuration, samples: int = 50, threads: int | None = None) -> Measured:
+def time_peers(
+    configuration: Configuration, samples: int = 50, threads: int | None = None, ready: ReadyPeers | None = None
+) -> Measured:
     """Time a configuration's training step and its peers', interleaved, on the configuration's device.
 
     Args:
         configuration: what to run.
         samples: turns timed of each.
         threads: that torch may use meanwhile; as set, if None.
+        ready: the peers, where they were built before.
 
     Returns:
         Medians in microseconds, and what a step allocates at most, in bytes. A peer that cannot run here, or not be
@@ -28,9 +32,10 @@ def time_peers(configuration: Configuration, samples: int = 50, threads: int | N
     Raises:
         ConfigurationError: the framework has no layer for the configuration's model.
     """
+    ready = ready or ReadyPeers()
     if configuration.environment["device_type"] == CUDA:
-        return as_measured(*time_on_cuda(configuration, samples))
-    return as_measured(*time_on_cpu(configuration, samples, threads))
+        return as_measured(*time_on_cuda(configuration, samples, ready.on_cuda))
+    return as_measured(*time_on_cpu(configuration, samples, threads, ready.on_cpu))
 
 
 def as_measured(

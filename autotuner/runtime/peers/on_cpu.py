@@ -6,6 +6,8 @@ caches as the others left them, then as many steps as last 20 ms, as a training 
 medians of the samples. What a step allocates is recorded before, in steps that are not timed.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from time import perf_counter_ns
@@ -13,6 +15,7 @@ from time import perf_counter_ns
 import torch
 from torch import nn
 
+from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.fallbacks import warn
@@ -25,36 +28,57 @@ PLAN, COMPILED = "plan", "torch.compile"
 
 
 def time_on_cpu(
-    configuration: Configuration, samples: int, threads: int | None
+    configuration: Configuration, samples: int, threads: int | None, peers: Mapping[str, TrainingLoop] | None = None
 ) -> tuple[dict[str, list[float]], dict[str, int], BesideKernels]:
     """Time a configuration's training step and its peers', interleaved.
+
+    Args:
+        peers: those of its model, where they are built already.
 
     Returns:
         Times and peak of each side, and what the plan's step takes beside its kernels.
     """
+    with torch_threads(threads):
+        model = configuration.model
+        plan = TrainingLoop(apply(encoder_layer(model), configuration), MadeUpCall.of(model))
+        plan.warm()
+        loops = {PLAN: plan, **(peers_on_cpu(model) if peers is None else peers)}
+        peaks = {name: TrainingLoop(loop.layer, MadeUpCall.of(model)).peak_bytes() for name, loop in loops.items()}
+        times = rounds({name: partial(turn_us, loop) for name, loop in loops.items()}, samples)
+        plan.skip_kernels()
+        return times, peaks, BesideKernels(median(turn_us(plan) for _ in range(samples)))
+
+
+def peers_on_cpu(model: Model) -> dict[str, TrainingLoop]:
+    """Return the peers of a model's plans, warm; a layer that cannot be compiled is missing, with a warning.
+
+    Raises:
+        ConfigurationError: the framework has no layer for the model.
+    """
+    layers: dict[str, nn.Module] = {
+        "eager": encoder_layer(model),
+        COMPILED: torch.compile(encoder_layer(model)),  # type: ignore[dict-item]
+    }
+    loops = {name: TrainingLoop(layer, MadeUpCall.of(model)) for name, layer in layers.items()}
+    for name in tuple(loops):
+        try:
+            loops[name].warm()
+        except Exception as error:
+            if name != COMPILED:
+                raise
+            warn(f"{COMPILED} is not among the peers: {error}")
+            del loops[name]
+    return loops
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Have torch use so many threads, and as many as before after that; None changes nothing."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        model = configuration.model
-        layers: dict[str, nn.Module] = {
-            PLAN: apply(encoder_layer(model), configuration),
-            "eager": encoder_layer(model),
-            COMPILED: torch.compile(encoder_layer(model)),  # type: ignore[dict-item]
-        }
-        loops = {name: TrainingLoop(layer, MadeUpCall.of(model)) for name, layer in layers.items()}
-        for name in tuple(loops):
-            try:
-                loops[name].warm()
-            except Exception as error:
-                if name != COMPILED:
-                    raise
-                warn(f"{COMPILED} is not among the peers: {error}")
-                del loops[name]
-        peaks = {name: TrainingLoop(layers[name], MadeUpCall.of(model)).peak_bytes() for name in loops}
-        times = rounds({name: partial(turn_us, loop) for name, loop in loops.items()}, samples)
-        loops[PLAN].skip_kernels()
-        return times, peaks, BesideKernels(median(turn_us(loops[PLAN]) for _ in range(samples)))
+        yield
     finally:
         torch.set_num_threads(before)
 

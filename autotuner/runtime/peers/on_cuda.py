@@ -82,24 +82,24 @@ class TimedStep:
 
 
 def time_on_cuda(
-    configuration: Configuration, samples: int
+    configuration: Configuration, samples: int, peers: Mapping[str, TimedStep] | None = None
 ) -> tuple[dict[str, list[float]], dict[str, int | None], BesideKernels]:
     """Time a configuration's training step and its peers', interleaved.
+
+    Args:
+        peers: those of its model, where they are built already.
 
     Returns:
         Times and peak of each side, and what the plan's step takes beside its kernels.
     """
-    sides = sides_on_cuda(configuration)
+    sides = own_sides(configuration) | dict(peers_on_cuda(configuration.model) if peers is None else peers)
     times = rounds({name: side.turn_us for name, side in sides.items()}, samples)
     peaks = {name: side.peak_bytes for name, side in sides.items()}
     return times, peaks, beside_kernels(configuration, encoder_layer, sides, times, samples)
 
 
-def sides_on_cuda(configuration: Configuration) -> dict[str, TimedStep]:
-    """Return what is timed: `OURS`, then peers, each with and without ", captured".
-
-    Of the stacked layers, only the one with the fastest attention kernel is compiled. A side that fails is missing,
-    with a warning.
+def own_sides(configuration: Configuration) -> dict[str, TimedStep]:
+    """Return the sides of `OURS`. One that fails is missing, with a warning, but for the plain step.
 
     Raises:
         ConfigurationError: the framework has no layer for the configuration's model.
@@ -110,6 +110,21 @@ def sides_on_cuda(configuration: Configuration) -> dict[str, TimedStep]:
     sides: dict[str, TimedStep] = {}
     add(sides, PLAN, lambda: apply(layer(), configuration, graphs=False), call)
     add(sides, GRAPHS, lambda: apply(layer(), configuration), call, captures=False)
+    return sides
+
+
+def peers_on_cuda(model: Model) -> dict[str, TimedStep]:
+    """Return the peers of a model's plans, each with and without ", captured".
+
+    Of the stacked layers, only the one with the fastest attention kernel is compiled. A side that fails is missing,
+    with a warning.
+
+    Raises:
+        ConfigurationError: the framework has no layer for the model.
+    """
+    call = partial(MadeUpCall.of, model, device=CUDA)
+    layer = partial(encoder_layer, model, device=CUDA)
+    sides: dict[str, TimedStep] = {}
     add(sides, "eager", layer, call)
     for backend in BACKENDS:
         add(sides, f"sdpa {backend}", partial(stacked_layer, model, backend), call)

@@ -4,7 +4,7 @@ import os
 import socket
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -31,8 +31,9 @@ from autotuner.measure.devices import device_of, environment
 from autotuner.measure.lock import Waiting
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
+from autotuner.server.worker.ahead import StartedAhead
 from autotuner.server.worker.reporting import Beat, CancelledError, JobLostError, Log, Reporter, Trace
-from autotuner.server.worker.timing import time_apart
+from autotuner.server.worker.timing import TimingProcess, time_apart
 from autotuner.settings import Settings
 from autotuner.space import SpaceFile
 from autotuner.tuner import MeasurerProtocol, Spent, Tuned, TuningPolicy, Watch
@@ -132,14 +133,15 @@ def run_job(
     """
     before = exit_in_hand()
     measuring = measuring or partial(_measurer, settings=settings)
-    timing = timing or partial(_timed_apart, threads=settings.threads)
     with Beat(database, job, also, log) as beat:
         limited = request.options.limits.seconds is not None
         reporter = Reporter(beat, watch, limited=limited, trace=Trace(job.progress.get("trace", ())))
         try:
             with watched(reporter.look), database.writing_behind():
                 spent = Spent.of(job.progress)
-                tuned = _tuned(_Run(request, database, file, reporter, policy, measuring, timing), spent)
+                tuned = _tuned(
+                    _Run(request, database, file, reporter, policy, measuring, timing, settings.threads), spent
+                )
             beat.flush()
         except CancelledError:
             _end(database, job, log, "cancelled", "it was cancelled; what was measured is kept")
@@ -212,7 +214,8 @@ class _Run:
     reporter: Reporter
     policy: TuningPolicy
     measuring: Measuring
-    timing: Timing
+    timing: Timing | None
+    threads: int | None
 
     @property
     def limit_s(self) -> float:
@@ -252,19 +255,33 @@ def _tuned_once(run: _Run, spent: Spent, unsettled: Configuration | None = None)
         unsettled: the answer so far, as for `autotuner.tuner.tune`.
     """
     began, request = monotonic(), run.request
-    with run.measuring(request) as measurer:
-        samples = END_TO_END_SAMPLES if _has_peers(request.model) else 0
-        timed = request.options.end_to_end and (samples > 0 or has_graphs(request.device_type))
-        tuned = tuner.tune(
-            request, run.file, run.database, measurer, watch=run.reporter, spent=spent, provisional=timed,
-            unsettled=unsettled, policy=run.policy,
-        )  # fmt: skip
-    found = tuned.configuration
-    is_known = found.measured is not None if samples else run.database.configurations.get(tuned.id).complete
-    if not timed or is_known:
-        return tuned, False
+    samples = END_TO_END_SAMPLES if _has_peers(request.model) else 0
+    timed = request.options.end_to_end and (samples > 0 or has_graphs(request.device_type))
+    # A job that may take so long has its last seconds for solving, and may have none for timing end to end.
+    ahead = samples if timed and run.timing is None and run.limit_s == inf else None
+    with ExitStack() as stack:
+        with run.measuring(request) as measurer:
+            watch = stack.enter_context(StartedAhead(request, measurer, run.reporter, ahead, run.threads))
+            tuned = tuner.tune(
+                request, run.file, run.database, measurer, watch=watch, spent=spent, provisional=timed,
+                unsettled=unsettled, policy=run.policy,
+            )  # fmt: skip
+        found = tuned.configuration
+        is_known = found.measured is not None if samples else run.database.configurations.get(tuned.id).complete
+        if not timed or is_known:
+            return tuned, False
+        timing = run.timing or partial(_timed_apart, threads=run.threads, started=watch.process)
+        return _timed(run, tuned, samples, timing, lambda: spent.and_since(began).seconds - measurer.waited_s)
+
+
+def _timed(run: _Run, tuned: Tuned, samples: int, timing: Timing, spent_s: Callable[[], float]) -> tuple[Tuned, bool]:
+    """Return an answer that is timed end to end, and whether it was; the job may have reached its limit.
+
+    Args:
+        spent_s: returns the seconds that the job has taken.
+    """
     run.reporter.stage("end_to_end", samples or 1)
-    waited_s = 0.0
+    found, waited_s = tuned.configuration, 0.0
 
     def waiting(seconds: float, words: str) -> None:
         nonlocal waited_s
@@ -272,8 +289,8 @@ def _tuned_once(run: _Run, spent: Spent, unsettled: Configuration | None = None)
         run.reporter.wait(words)
 
     try:
-        with until(lambda: spent.and_since(began).seconds - measurer.waited_s - waited_s > run.limit_s):
-            found = run.timing(found, samples, waiting)
+        with until(lambda: spent_s() - waited_s > run.limit_s):
+            found = timing(found, samples, waiting)
     except OverError:
         warnings.warn(
             f"the answer was not timed end to end: the limit of {run.limit_s:g} s was reached", stacklevel=stacklevel()
@@ -309,8 +326,10 @@ def check_memory(request: Request) -> None:
         )
 
 
-def _timed_apart(found: Configuration, samples: int, waiting: Waiting, threads: int | None) -> Configuration:
-    return time_apart(found, samples, threads, waiting)
+def _timed_apart(
+    found: Configuration, samples: int, waiting: Waiting, threads: int | None, started: TimingProcess | None
+) -> Configuration:
+    return time_apart(found, samples, threads, waiting, started)
 
 
 def _has_peers(model: Model) -> bool:

@@ -30,6 +30,20 @@ class Device(Replay):
         pass
 
 
+class NoProcess:
+    """Stands for the process that times end to end, and keeps what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.is_closed = False
+
+    def get_ready(self, *about: object) -> None:
+        self.asked.append(about)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 def enqueue(database: Database, model: Model, **asked: Any) -> Job:
     request = Request(model, options=TuneOptions(**asked))
     return database.queue.enqueue(model=model.reference, request=request.to_json(), device_type="cpu")

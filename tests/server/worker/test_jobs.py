@@ -15,11 +15,11 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.plan.configuration import Configuration, Overlap
 from autotuner.plan.request import Request
-from autotuner.server.worker import attending, loop, reporting, run, tune_attended
+from autotuner.server.worker import ahead, attending, loop, reporting, run, tune_attended
 from autotuner.settings import Limits, Settings
 from autotuner.tuner import Progress
 from tests.made_up import CPU, HERE, space_of, times
-from tests.server.worker.device import NAME, WORKER, Device, enqueue, run_taken, taken, timed
+from tests.server.worker.device import NAME, WORKER, Device, NoProcess, enqueue, run_taken, taken, timed
 
 MADE_UP = Overlap(((1,),), 2.0, 1.0, 3.0)
 
@@ -57,6 +57,7 @@ def test_timing_end_to_end_keeps_what_the_run_found(
 ) -> None:
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", timed)
+    monkeypatch.setattr(ahead, "TimingProcess", NoProcess)
     number = enqueue(database, small).id
     run(path, once=True)
     job = database.queue.job(number)
@@ -79,6 +80,7 @@ def test_a_plan_without_peers_gets_its_overlap_where_the_device_has_graphs(
 
     monkeypatch.setattr(attending, "has_graphs", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", with_overlap)
+    monkeypatch.setattr(ahead, "TimingProcess", NoProcess)
     numbers = [enqueue(database, small).id, enqueue(database, small).id]
     run(path, once=True)
     found = {database.queue.job(number).configuration_id for number in numbers}

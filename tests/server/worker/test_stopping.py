@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
@@ -18,7 +18,7 @@ from autotuner.errors import ConfigurationError, InfeasibleError, MeasureError, 
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
-from autotuner.server.worker import attending, loop, reporting, run, timing
+from autotuner.server.worker import ahead, attending, loop, reporting, run, timing
 from autotuner.settings import Limits
 from autotuner.solve import exact
 from autotuner.space import build_space, enumeration
@@ -36,7 +36,7 @@ from autotuner.tuner import (
 )
 from tests.made_up import HERE, made_up_configuration, space_of, times
 from tests.server.worker import device as device_tests
-from tests.server.worker.device import Device, enqueue, taken, timed
+from tests.server.worker.device import Device, NoProcess, enqueue, taken, timed
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,7 @@ def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
         monkeypatch.setattr(module, "Measurer", lambda **_: found)
     monkeypatch.setattr(attending, "_has_peers", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", timed)
+    monkeypatch.setattr(ahead, "TimingProcess", NoProcess)
     monkeypatch.setattr(reporting, "BEAT_S", 0.02)
     return found
 
@@ -273,6 +274,53 @@ def test_a_process_that_is_lost_while_it_times_end_to_end_says_its_last_words(
 ) -> None:
     with pytest.raises(MeasureError, match="was lost: no more"):
         apart("connection.recv_bytes(); sys.exit('no more')", monkeypatch)(small)
+
+
+ANSWERS = """
+while "configuration" not in (asked := json.loads(connection.recv_bytes())):
+    connection.send_bytes(json.dumps({"ready": True}).encode())
+answer = {"configuration": asked["configuration"], "warnings": []}
+connection.send_bytes(json.dumps(answer).encode()); time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("gets_ready", [True, False])
+def test_a_process_that_was_started_before_times_the_plan(
+    gets_ready: bool, small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart(ANSWERS, monkeypatch)
+    made = made_up_configuration(small)
+    with closing(timing.TimingProcess()) as started:
+        if gets_ready:
+            started.get_ready(small, "cpu", 3, 1)
+        monkeypatch.setattr(timing, "_PROGRAM", "raise SystemExit('another one')")
+        assert timing.time_apart(made, 3, 1, started=started) == made
+
+
+@pytest.mark.parametrize("gets_ready", [True, False])
+def test_another_process_times_the_plan_where_the_one_that_was_started_before_is_lost(
+    gets_ready: bool, small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart("sys.exit('it could not')" if not gets_ready else "connection.recv_bytes(); sys.exit(1)", monkeypatch)
+    made = made_up_configuration(small)
+    with closing(timing.TimingProcess()) as started:
+        if not gets_ready:
+            started._process.wait(PATIENCE_S)
+        started.get_ready(small, "cpu", 3, 1)
+        apart(ANSWERS, monkeypatch)
+        assert timing.time_apart(made, 3, 1, started=started) == made
+
+
+def test_a_process_that_gets_ready_is_killed_where_it_is_not_to_go_on(
+    small: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "number"
+    apart(f"open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(600)", monkeypatch)
+    with closing(timing.TimingProcess()) as started, suppress(OverError):
+        started.get_ready(small, "cpu", 3, 1)
+        with until(lambda: note.exists() and note.read_text() != ""):
+            timing.time_apart(made_up_configuration(small), 3, 1, started=started)
+    assert not Path(f"/proc/{note.read_text()}").exists()
 
 
 def test_what_fails_in_timing_end_to_end_is_raised_here(small: Model) -> None:
