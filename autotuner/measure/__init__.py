@@ -4,7 +4,8 @@ What is said of a CPU holds for CUDA devices, too, as far as the section on them
 Process
     One child process per device: a fresh interpreter in a session and process group of its own, which the system kills
     when its parent (exactly: the thread that started it) ends, and which leaves when its pipe closes. It may be begun
-    before there is a request, to import what it needs meanwhile. Messages are JSON; no tensor travels. It computes with the stated number of threads on as many cores, gradients and the garbage
+    before there is a request, as some of those that compile, to import what it needs meanwhile. Messages are
+    JSON; no tensor travels. It computes with the stated number of threads on as many cores, gradients and the garbage
     collector off. `timeout_s` counts from the moment that work on a call begins in the child (once for setting it up
     and verifying it, again for each sample), read from memory that both share, so that nothing wakes up beside a kernel
     that is being timed; the parent looks twice a second. Work of the harness itself (float64 references) may take 20

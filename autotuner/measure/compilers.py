@@ -12,6 +12,8 @@ from autotuner.ir.records import Call, Measurement
 from autotuner.measure.lock import Waiting
 from autotuner.measure.process import Child, DiedError
 
+EARLY = 4
+"""Processes that are begun before there is anything to compile: enough that races can begin while others start."""
 MAX_WAIT_S = 0.5
 LOST_MAX = 3
 
@@ -53,6 +55,11 @@ class CompilerPool:
     def connections(self) -> list[Connection]:
         """Of the processes at work: one that is ready to be read asks for a `turn`."""
         return [child.connection for child in self._busy]
+
+    def begin(self) -> None:
+        """Start some processes now, and go on while they import what they need."""
+        for _ in range(min(EARLY, self._most) - self.count):
+            self._busy[Child(self._start, self._waiting)] = None
 
     def ask(self, calls: Sequence[Call]) -> None:
         """Have calls built in this order, in place of those that wait to be; those that are being built go on."""

@@ -123,7 +123,15 @@ class Measurer:
         self._alive()
 
     def begin(self) -> None:
-        """Start the measuring process, and go on while it imports what it needs: the first request waits for that."""
+        """Start processes that measure and, where that goes on beside timing, compile; go on while they import torch.
+
+        The first request waits for them.
+        """
+        self._begin()
+        if self._device.compiles_beside:
+            self._compilers.begin()
+
+    def _begin(self) -> None:
         if self._child is None:
             self._is_started = False
             self._child = Child({**self._start, "parent_computes": self._device.is_in_use}, self._waiting)
@@ -266,7 +274,7 @@ class Measurer:
                 self._child = None
 
     def _alive(self) -> Child:
-        self.begin()
+        self._begin()
         assert self._child is not None
         if not self._is_started:
             child = self._child

@@ -19,6 +19,7 @@ from autotuner.ir.records import Call, Measurement
 from autotuner.measure import Measurer, lock_path, locked
 from autotuner.measure import compilers as compilers_module
 from autotuner.measure import measurer as measurer_module
+from autotuner.measure.devices.cpu import CpuDevice
 from autotuner.measure.process import Child
 
 pytestmark = pytest.mark.slow
@@ -276,6 +277,30 @@ def test_compiling_processes_that_rest_are_ended_before_the_next_race(
         assert measurer.compilers == 1
         assert [measured.status for _, measured in measurer.measure([[add("good")]])] == ["ok"]
         assert measurer.compilers == 0
+
+
+def test_compiling_processes_that_are_begun_compile_what_comes_later(
+    planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Child] = []
+
+    class Counted(Child):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            begun.append(self)
+
+    monkeypatch.setattr(compilers_module, "Child", Counted)
+    monkeypatch.setattr(compilers_module, "EARLY", 1)
+    monkeypatch.setattr(CpuDevice, "compiles_beside", True)
+    with Measurer(timeout_s=5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        assert measurer.compilers == 0
+        measurer.begin()
+        measurer.begin()
+        assert measurer.compilers == len(begun) == 1
+        assert [built for _, built in measurer.prepare([add("good_compiled")])] == [None]
+        assert len(begun) == 1
+        assert measurer.process_id is not None
+    assert all(gone(child.process_id, within_s=0.1) for child in begun)
 
 
 def test_the_process_dies_with_its_parent(planted: str, tmp_path: Path) -> None:

@@ -10,18 +10,18 @@ from autotuner.tuner import MeasurerProtocol, Progress, Watch
 
 @runtime_checkable
 class Beginning(Protocol):
-    """A measurer whose process may be started before it is needed."""
+    """A measurer whose processes may be started before they are needed."""
 
     def begin(self) -> None:
-        """Start it, without waiting for it."""
+        """Start them, without waiting for them."""
 
 
 class StartedAhead:
     """Watch of a tuning run that starts processes ahead, and passes progress on. Leaving it ends the one that times.
 
-    The measuring process imports torch while the space is enumerated. The process that times end to end does so while
-    the chosen calls are confirmed, where calls may be compiled beside timing as well; otherwise once all is measured.
-    From then on it builds the plan's peers, while the plan is solved for: nothing is timed then.
+    Processes that measure and compile import torch while the space is enumerated. The process that times end to end
+    does so while the chosen calls are confirmed, where calls may be compiled beside timing as well; otherwise once all
+    is measured. From then on it builds the plan's peers, while the plan is solved for: nothing is timed then.
 
     Args:
         request: of the run.
