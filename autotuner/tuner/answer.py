@@ -16,7 +16,7 @@ from autotuner.settings import package_version
 from autotuner.solve import SOLVERS
 from autotuner.solve.baselines import default_us
 from autotuner.solve.problem import Solution
-from autotuner.solve.problem.formulate import Formulation, formulate
+from autotuner.solve.problem.formulate import Formulation, SpaceProblem, formulate
 from autotuner.space import Space
 from autotuner.tuner.doubts import doubts_of, is_default_marked
 from autotuner.tuner.explanation import explained
@@ -41,6 +41,7 @@ def build_configuration(
     left_s: float | None = None,
     fresh: Collection[str] | None = None,
     policy: TuningPolicy = DEFAULT_POLICY,
+    unpriced: SpaceProblem | None = None,
 ) -> Configuration:
     """Solve a space with its measurements, and write the answer down.
 
@@ -51,13 +52,14 @@ def build_configuration(
         left_s: time limit, raised to the policy's `finishing_s`. The best plan that is found until then is taken, and
             its explanation is left out. None for no limit.
         fresh: keys of what was measured for it: of all else, what could matter was measured well. None for everything.
+        unpriced: the problem of the space, under a budget as for that; None to build it.
 
     Raises:
         InfeasibleError: some operator has no candidate that works; the message says what became of them. No plan fits
             into the budget; the message says what does.
     """
     ends_at = None if left_s is None else monotonic() + max(left_s, policy.finishing_s)
-    unpriced = formulate(space, saving=budget_bytes is not None)
+    unpriced = unpriced or formulate(space, saving=budget_bytes is not None)
     problem, fastest = solved(unpriced, known, solver, budget_bytes, ends_at)
     is_free = SOLVERS[solver].exact and budget_bytes is None
     lean, plans = leaner_that_run(problem, fastest, ends_at) if is_free else (problem, [fastest])

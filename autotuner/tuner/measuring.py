@@ -13,7 +13,6 @@ from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Roofline, work_of
 from autotuner.settings import Limits
 from autotuner.solve.baselines import is_declared
-from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Space
 from autotuner.tuner.bounds import WIDE
 from autotuner.tuner.finals import Finals
@@ -317,7 +316,7 @@ class _Strategy:
         must_be_computable(self._space, ledger.known)
         budget_bytes = state.options.budget_bytes
         with suppress(OverError), state.within("confirm"):
-            unpriced = formulate(self._space, saving=budget_bytes is not None)
+            unpriced = state.space_problem()
             for _ in range(state.policy.confirm_rounds):
                 problem, solution = solved(unpriced, ledger.known, "exact", budget_bytes)
                 calls = finals.unconfirmed(problem.calls(solution))

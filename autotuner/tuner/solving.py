@@ -58,6 +58,8 @@ def solved(
 ) -> tuple[Formulation, Solution]:
     """Return a space's problem with its measurements, and a solution whose covers do not depend on each other.
 
+    Where nothing has another time than at the last solution, that one is returned.
+
     Args:
         unpriced: the space's problem; under a budget it lets backward repeat forward operators.
         budget_bytes: for the peak of memory, simulated; the solver is `budgeted` then. None for none.
@@ -70,6 +72,9 @@ def solved(
     space = unpriced.space
     must_be_computable(space, known)
     costs_us = {key: m.median_us for key, m in known.items() if m.median_us is not None}
+    is_plain = solver == "exact" and budget_bytes is None
+    if is_plain and unpriced.solved is not None and unpriced.solved[0].costs_us == costs_us:
+        return unpriced.solved
     problem = unpriced.priced(costs_us)
 
     def peak_bytes(solution: Solution) -> int:
@@ -82,7 +87,10 @@ def solved(
             return exact(each.problem, time_limit_s=seconds_until(ends_at))
         return SOLVERS[solver](each.problem)
 
-    return solve_in_order(problem, solve)
+    found = solve_in_order(problem, solve)
+    if is_plain and found[1].gap == 0:
+        unpriced.solved = found
+    return found
 
 
 def must_be_computable(space: Space, known: Mapping[str, Measurement]) -> None:

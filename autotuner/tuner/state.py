@@ -10,6 +10,7 @@ from autotuner.ir.records import Measurement
 from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.settings import TuneOptions
 from autotuner.solve.baselines import default_us
+from autotuner.solve.problem.formulate import SpaceProblem, formulate
 from autotuner.space import Space
 from autotuner.tuner.bounds import Bounds, RivalsWanted
 from autotuner.tuner.costliest import PlannedCall
@@ -72,6 +73,7 @@ class TuningState:
         self._paces_s: dict[str, float] = {}
         self._to_come: Mapping[Stage, int] | None = None
         self._relaxation: Relaxation | None = None
+        self._space_problem: SpaceProblem | None = None
         self._told = Progress("space", 0, 0)
         self._answer_us: tuple[float, float] | None = None
         self._answer_calls: tuple[PlannedCall, ...] = ()
@@ -240,6 +242,12 @@ class TuningState:
             InfeasibleError: some operator has no choice at all.
         """
         return self._relaxed().problem
+
+    def space_problem(self) -> SpaceProblem:
+        """Return the problem of the space as the answer needs it: of the request's budget, before calls have costs."""
+        if self._space_problem is None or self._space_problem.space is not self.space:
+            self._space_problem = formulate(self.space, saving=self.options.budget_bytes is not None)
+        return self._space_problem
 
     def _relaxed(self) -> Relaxation:
         if self._relaxation is None or self._relaxation.space is not self.space:

@@ -132,7 +132,7 @@ def tune(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
         lower_bound_us=state.bound_us, estimated_us=state.estimated_us, budget_bytes=options.budget_bytes,
         left_s=state.left_s,
-        fresh=None if doubted is None else known.fresh, policy=policy,
+        fresh=None if doubted is None else known.fresh, policy=policy, unpriced=state.space_problem(),
     )  # fmt: skip
     predicted_us, lower_bound_us = found.certificate.predicted_us, found.certificate.lower_bound_us
     state.settle(predicted_us, lower_bound_us, costliest_steps(found.steps, predicted_us))

@@ -12,6 +12,7 @@ from autotuner.solve.baselines import default_us, is_declared
 from autotuner.solve.problem.formulate import formulate
 from autotuner.tuner import Replay, build_configuration
 from autotuner.tuner.answer import own_bests_us
+from autotuner.tuner.solving import solved
 from tests.made_up import HERE, space_of, times
 from tests.solve.problem.walking import contradictions
 from tests.tuner.asking import tune
@@ -24,6 +25,19 @@ pytestmark = pytest.mark.slow
 def found(recorded: Recorded) -> Configuration:
     """The answer to what was recorded."""
     return build_configuration(recorded.model, recorded.space, recorded.measurements, recorded.environment, {})
+
+
+def test_a_problem_is_solved_again_where_a_time_has_changed_alone(small: Model) -> None:
+    space = space_of(small)
+    unpriced, known = formulate(space, saving=False), times(space.calls)
+    problem, fastest = solved(unpriced, known, "exact")
+    assert solved(unpriced, dict(known), "exact") == (problem, fastest)
+    assert unpriced.solved is not None
+    assert unpriced.solved[1] is fastest
+    key = problem.calls(fastest)[0]
+    slower = {**known, key: Measurement("ok", median_us=1000.0)}
+    assert solved(unpriced, slower, "exact")[1].total_us > fastest.total_us
+    assert solved(unpriced, known, "shortest_path")[1].solver == "shortest_path"
 
 
 def test_the_run_finds_the_exact_optimum_of_what_was_recorded(recorded: Recorded, database: Database) -> None:

@@ -178,10 +178,14 @@ class SpaceProblem:
 
     Args:
         saving: whether backward may repeat forward operators, to save memory.
+
+    Attributes:
+        solved: the problem that was solved last, and its proven solution, for who solves it again; None before.
     """
 
     def __init__(self, space: Space, *, saving: bool) -> None:
         self.space = space
+        self.solved: tuple[Formulation, Solution] | None = None
         self._saving = saving
         self._stated = [(state_of(choice), choice) for choice in space.choices]
         self._built: Structure | None = None
