@@ -270,6 +270,68 @@ class OfBatchesInTraining(Masked):
         return x - x.mean((0, 1)) if self.training else x
 
 
+class NoisyInTraining(OfBatchesInTraining):
+    def mixed(self, x: Tensor, mask: Tensor) -> Tensor:
+        noisy: Tensor = x + torch.randn_like(x) / 10
+        return super().mixed(noisy, mask) if self.training else noisy
+
+
+class NoisyByLength(Masked):
+    """Noise is the smaller the longer rows are, as that of NEFTune."""
+
+    def mixed(self, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        noise = torch.zeros_like(x).uniform_(-1, 1)
+        return x + noise / float(x.shape[1] ** 0.5)
+
+
+class Choosing(Masked):
+    def mixed(self, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        return x * (1 + torch.randint(2, x.shape))
+
+
+class KeepsAMean(Masked):
+    """Subtracts what it has seen in earlier steps."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+
+    def mixed(self, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        before, self.seen = self.seen, 0.9 * self.seen + 0.1 * x.detach().mean((0, 1))
+        return x - before
+
+
+class KeepsAMeanAside(KeepsAMean):
+    """The same in an attribute that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers.clear()
+        self.seen = torch.zeros(8)
+
+
+class Counting(Masked):
+    """Changes with each call, by a number and a list that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.seen: list[int] = []
+
+    def mixed(self, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        self.calls += 1
+        self.seen.append(self.calls)
+        return x * (1 + 0.1 * (self.calls + len(self.seen)))
+
+
+class WithNoise(Masked):
+    def mixed(self, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        noisy: Tensor = x + torch.randn_like(x) / 10
+        return functional.dropout(noisy, 0.2, self.training)
+
+
 class FromTheRight(Masked):
     """Counts positions from the end of a row."""
 
@@ -330,6 +392,11 @@ def routed() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], tuple[int, int], str]] = {
     "batch norm": (OfBatches, (4, 12), "BatchNorm1d takes its mean over all rows and columns, padding included"),
     "a mean over the batch in training alone": (OfBatchesInTraining, (4, 12), "with more columns, its loss of a few"),
+    "the same beside noise": (NoisyInTraining, (4, 12), "with more columns, its loss of a few"),
+    "noise that follows from the length": (NoisyByLength, (4, 12), "with more columns, its loss of a few"),
+    "random numbers without a range": (Choosing, (4, 12), "it draws random numbers by randint, which"),
+    "a running mean": (KeepsAMean, (4, 12), "with more columns, seen, which later steps may read, is another one"),
+    "a running mean that is no buffer": (KeepsAMeanAside, (4, 12), "with more columns, seen, which later steps may"),
     "positions that follow from the length": (FromTheRight, (4, 12), "with more columns, its loss of a few"),
     "a loss of all tokens": (Squares, (4, 12), "with more columns, the gradient of embedding.weight is another one"),
     "a mean over rows without labels": (regression, (3, 20), "with more rows, its loss of a few tokens is"),
@@ -393,6 +460,25 @@ def test_dropout_is_off_while_padding_is_tried_and_on_again_afterwards() -> None
         step(batch(3, length))
     assert step.padding.padded == 1
     assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.1}
+
+
+def test_a_model_that_counts_its_calls_does_not_count_those_of_the_check() -> None:
+    def loss(model: Any, data: Any) -> Any:
+        return model(**data)
+
+    model = Counting()
+    step = uncompiled(model, loss)
+    check_same(model, step, [batch(3, 20), batch(3, 12), batch(3, 20)], loss=loss)
+    assert (model.calls, model.seen, step.padding.padded) == (3, [1, 2, 3], 1)
+
+
+def test_noise_and_dropout_by_a_function_do_not_keep_batches_from_being_padded() -> None:
+    model = WithNoise()
+    step = uncompiled(model, lambda model, data: model(**data))
+    for length in (20, 12):
+        step(batch(3, length))
+    assert step.padding.padded == 1, str(step.padding)
+    assert all(module.training for module in model.modules())
 
 
 def test_padding_at_the_left_is_told_apart_where_it_matters() -> None:

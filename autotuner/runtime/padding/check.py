@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.padding.batches import IGNORED, BatchForm, Entry, Extents, NotPaddedError
+from autotuner.runtime.padding.constant_draws import ConstantDraws, UnknownDrawError
+from autotuner.runtime.padding.module_state import ModuleState, unlike
 from autotuner.runtime.padding.rules import config_of, free, refused
 
 ROWS, LENGTH, ADDED = 3, 9, 5
@@ -36,10 +38,12 @@ class Sample:
     Args:
         loss: of the batch.
         prints: of each parameter's gradient, its norm and its product with fixed numbers that look random.
+        kept: buffers behind the step, and tensors that it has put into attributes of modules, by their names.
     """
 
     loss: float
     prints: dict[str, tuple[float, float]]
+    kept: dict[str, Tensor]
 
     @property
     def is_finite(self) -> bool:
@@ -69,8 +73,8 @@ class PaddingCheck:
         """Say why batches of a form are not padded along some axes, or None where nothing changes by it.
 
         A few rows of a few tokens, with values out of a user's batch, run with and without padding, forward and
-        backward, in float64. Dropout is off, or all of the model in evaluation mode where it draws other random
-        numbers. Parameters, buffers and generators are as before.
+        backward, in float64. Dropout is off, and other random numbers are constant. What modules keep for later steps
+        is compared, too. Parameters, buffers, attributes of modules and generators are as before.
 
         Args:
             batch: of the user, for its values.
@@ -94,6 +98,8 @@ class PaddingCheck:
                 return None if found is None else f"with more {where}, {found}{self._hint()}"
             except NotPaddedError:
                 raise
+            except UnknownDrawError as error:
+                return str(error)
             except torch.OutOfMemoryError:
                 return "there is no memory to try it with a few tokens"
             except Exception as error:  # whatever a model raises
@@ -123,10 +129,10 @@ class PaddingCheck:
         """Say which value differs."""
         loss_share, own_share, all_share = TOLERANCES[step.dtype]
         plain = step.sample(plain_batch)
-        if plain.is_finite and step.draws(plain_batch, plain):
-            self.model.eval()
-            plain = step.sample(plain_batch)
-        padded = step.sample(padded_batch)
+        draws = plain.is_finite and step.draws(plain_batch, plain)
+        with ConstantDraws() if draws else nullcontext():  # type: ignore[no-untyped-call]
+            plain = step.sample(plain_batch) if draws else plain
+            padded = step.sample(padded_batch)
         if not (plain.is_finite and padded.is_finite):  # in float64, masks may be more than softmax in float32 takes
             raise ArithmeticError(f"the loss is {padded.loss:.6g}, and a gradient may be no number")
         if not abs(padded.loss - plain.loss) <= loss_share * abs(plain.loss):
@@ -140,7 +146,8 @@ class PaddingCheck:
             apart = max(abs(norm - others[0]), abs(product - others[1]))
             if not apart <= own_share * norm + all_share * largest:
                 return f"the gradient of {name} is another one"
-        return None
+        other = unlike(padded.kept, plain.kept, own_share)
+        return None if other is None else f"{other}, which later steps may read, is another one"
 
     def _hint(self) -> str:
         has_routers = getattr(config_of(self.model), "output_router_logits", False) is True
@@ -245,6 +252,7 @@ class _Step(nn.Module):
                 own.register_post_accumulate_grad_hook(noting)  # type: ignore[no-untyped-call]
         self._buffers_before = {name: self._tensors[name].clone() for name, _ in self.named_buffers()}
         self._host, self._drawn = HostRandomness(), self._runtime.drawn_so_far()
+        self._state = ModuleState(model)
 
     def forward(self, batch: Any) -> float:
         """Run forward and backward: a checkpoint runs its forward again in backward, and needs the same parameters."""
@@ -267,8 +275,14 @@ class _Step(nn.Module):
                 self._tensors[name].copy_(before)
         self._prints = {}
         own = {name: each.clone() if isinstance(each, Tensor) else each for name, each in batch.items()}
-        loss: float = torch.func.functional_call(self, dict(self._tensors), (own,))
-        return Sample(loss, {name: (float(norm), float(product)) for name, (norm, product) in self._prints.items()})
+        tensors = dict(self._tensors)
+        try:
+            loss: float = torch.func.functional_call(self, tensors, (own,))
+            kept = {name: tensors[name].detach().clone() for name in self._buffers_before} | self._state.replaced()
+        finally:
+            self._state.restore()
+        prints = {name: (float(norm), float(product)) for name, (norm, product) in self._prints.items()}
+        return Sample(loss, prints, {name.removeprefix("model."): each for name, each in kept.items()})
 
     def draws(self, batch: Mapping[str, Any], first: Sample) -> bool:
         """Say whether a step comes out otherwise with other random numbers."""
