@@ -20,7 +20,7 @@ from autotuner.runtime.batches import moved_to
 from autotuner.runtime.data_parallel import Together, together
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.gradient_exchange import GradientExchange
-from autotuner.runtime.optimizer_parts import refusal_of_parts
+from autotuner.runtime.optimizer_parts import needs_closure, refusal_of_parts
 from autotuner.runtime.own_code import with_own_code
 from autotuner.runtime.padding.calls import PaddedCalls
 from autotuner.runtime.padding.rules import leaves_out_ignored
@@ -112,7 +112,8 @@ def training_step(
 
     Raises:
         InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
-            compiler; a budget that is no number of bytes, or is for a model that is compiled already;
+            compiler; a budget that is no number of bytes, or is for a model that is compiled already; an optimizer
+            whose step needs a closure;
             `optimizer_in_backward` or `shard_optimizer` with an optimizer that cannot be stepped in parts, the first
             also with `max_norm` or several processes; `clip_per_bucket` without `max_norm`; either where FSDP, say,
             exchanges gradients; processes with other models.
@@ -136,6 +137,11 @@ def training_step(
     check_together(
         shared, optimizer, in_backward=optimizer_in_backward, per_bucket=clip_per_bucket, shards=shard_optimizer
     )
+    if needs_closure(optimizer):
+        raise InputError(
+            f"{type(optimizer).__name__} computes the loss several times in a step, and training_step computes it "
+            "once: give one whose step() needs no closure, such as AdamW, or write a loop around optimize(model)"
+        )
     model, peers = shared.model, None if shared.group is None else Peers(shared.group)
     options = chosen(database, server, configurations, compiler) | {"quiet": watch is not show}
     trace_past_notes(model)

@@ -1,6 +1,7 @@
 """A step of an optimizer for some of its parameters: each is moved as by one step with all of them."""
 
 from collections.abc import Iterable
+from inspect import Parameter, signature
 
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
@@ -20,6 +21,13 @@ def update_only(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     finally:
         for group, members in zip(groups, all_of, strict=True):
             group["params"] = members
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Say whether an optimizer's step has to be given a function that computes the loss, as that of LBFGS."""
+    by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    given = signature(optimizer.step).parameters.values()
+    return any(each.kind in by_place and each.default is Parameter.empty for each in given)
 
 
 def refusal_of_parts(optimizer: Optimizer) -> str | None:

@@ -189,6 +189,12 @@ def test_a_batch_that_is_not_known_runs_plainly() -> None:
         pair.train(Odd(batches(1)[0]))
 
 
+def test_an_optimizer_that_wants_a_closure_is_refused() -> None:
+    model = net()
+    with pytest.raises(InputError, match="LBFGS computes the loss several times in a step, and training_step computes"):
+        autotuner.training_step(model, torch.optim.LBFGS(model.parameters()), loss_of)
+
+
 def test_what_is_no_batch_or_no_loss_is_refused() -> None:
     pair = Pair(loss=lambda model, batch: model(batch["x"]))
     with pytest.raises(InputError, match=r"the loss is \(6, 3\): return a tensor of one element"):
