@@ -1,4 +1,4 @@
-"""What the modules of a model keep between calls: attributes of Python, and buffers."""
+"""State that the modules of a model keep between calls: attributes of Python, and buffers."""
 
 from collections.abc import Mapping
 from typing import Any
