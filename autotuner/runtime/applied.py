@@ -12,9 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 from torch._compile import _disable_dynamo
+from torch.nn.modules.module import _has_any_global_hook
 
 from autotuner.errors import ConfigurationError
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.binding import HOOKED, HOOKS
 from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.module import DropIn, sharing
 from autotuner.runtime.own_code import with_own_code
@@ -72,6 +74,10 @@ class AppliedModule(DropIn):
 
 
 def _run(module: AppliedModule, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    first = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None)
+    if _has_hooks_inside(module):  # compiled code would not see those that were added since
+        module.count_fallback(HOOKED, first)
+        return module.original.forward(module, *arguments, **keywords)
     forward = _compiled(module.original, module.compiler)
     before, _CALL.said = _CALL.said, []
     try:
@@ -82,9 +88,14 @@ def _run(module: AppliedModule, arguments: tuple[Any, ...], keywords: dict[str, 
     if None in said:
         module.count_call()
     else:
-        first = next((each for each in (*arguments, *keywords.values()) if isinstance(each, Tensor)), None)
         module.count_fallback(Reason("region", next(filter(None, said), UNCOMPILED)), first)
     return made
+
+
+def _has_hooks_inside(module: nn.Module) -> bool:
+    """Say whether any submodule has hooks, or all modules of the process have."""
+    parts = (part for part in module.modules() if part is not module)
+    return _has_any_global_hook() or any(getattr(part, name) for part in parts for name in HOOKS)  # type: ignore[no-untyped-call]
 
 
 @_disable_dynamo

@@ -21,7 +21,8 @@ from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.pool import Pool
 from autotuner.runtime.region_operator import RegionResults, Strided
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKED = Reason("hooks", "a submodule has hooks, which only the original calls")
 
 
 class Binding:
@@ -109,7 +110,7 @@ class Binding:
         if self._adapter.settings(self._parts) != self._settings:
             return self._other_settings(module)
         if any(self._hooks) or _has_any_global_hook():  # type: ignore[no-untyped-call]
-            return Reason("hooks", "a submodule has hooks, which only the original calls")
+            return HOOKED
         for attributes in self._attributes:
             if "forward" in attributes:
                 return Reason("forward", "the forward of a submodule was replaced, and only the original calls it")
@@ -184,7 +185,7 @@ class Binding:
     def _look_at_parts(self, module: nn.Module) -> None:
         self._parts: Any = self._adapter.parts(module)
         modules = [part for part in self._parts if isinstance(part, nn.Module)]
-        self._hooks = [getattr(part, name) for part in modules for name in _HOOKS]
+        self._hooks = [getattr(part, name) for part in modules for name in HOOKS]
         self._attributes = [part.__dict__ for part in modules]
         self._slots: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = []
         for port in self._ports:

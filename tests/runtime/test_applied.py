@@ -218,6 +218,22 @@ def test_other_shapes_run_the_original_and_say_so_once() -> None:
     assert "33% of 3 calls of tuned layers ran a configuration" in str(summary)
 
 
+def test_a_hook_that_is_added_to_a_submodule_behind_a_call_is_called() -> None:
+    module, x = OwnBlock(), inputs()
+    tuned = autotuner.apply(module, configurations(module, x))
+    assert isinstance(tuned, AppliedModule)
+    before = tuned(x)
+    part = tuned.get_submodule("up")
+    handle = part.register_forward_hook(lambda _, __, made: made * 2)
+    with pytest.warns(TunedWarning, match="a submodule has hooks, which only the original calls"):
+        found = tuned(x)
+    torch.testing.assert_close(found, module(x), rtol=0, atol=0)  # it shares its submodules
+    assert not torch.allclose(found, before)
+    handle.remove()
+    torch.testing.assert_close(tuned(x), before)
+    assert (tuned.calls, tuned.fallbacks) == (2, {"hooks": 1})
+
+
 def test_several_configurations_each_run_their_calls() -> None:
     module = OwnBlock()
     found = [each for batch in (2, 3) for each in configurations(module, inputs(batch))]
