@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakSet
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.api.backend import check_examples, chosen, compile_graph
+from autotuner.api.caches import without_cache
 from autotuner.api.knowledge import Given
 from autotuner.api.telling import Teller, show
 from autotuner.errors import InputError
@@ -231,13 +231,6 @@ def called(model: Any, batch: Any, **keywords: Any) -> Tensor:
     if not isinstance(loss, Tensor):
         raise InputError(f"the model returns a {type(found).__name__} without a loss: give training_step a loss")
     return loss
-
-
-def without_cache(model: Any) -> dict[str, bool]:
-    """Return what tells a model not to return keys and values, where its configuration has it do so."""
-    own = getattr(model, "_orig_mod", model)
-    is_on = getattr(getattr(own, "config", None), "use_cache", None) is True
-    return {"use_cache": False} if is_on and "use_cache" in signature(own.forward).parameters else {}
 
 
 def trace_past_notes(model: Any) -> None:

@@ -125,7 +125,11 @@ def tune(
         raise InputError("extents, options, dtype and mode follow from the example inputs: leave them out")
     if example_inputs is not None and batches is not None:
         raise InputError("example_inputs are one batch, and batches are many: give one of the two")
-    return tune_calls(model, [example_inputs] if batches is None else batches, device_type_of(model), effort, teller)
+    from autotuner.api.caches import both_ways
+
+    device_type = device_type_of(model)
+    given = both_ways(model, [example_inputs] if batches is None else batches, device_type)
+    return tune_calls(model, given, device_type, effort, teller)
 
 
 def tune_calls(

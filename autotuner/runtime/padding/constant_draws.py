@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 AT = 0.75
-"""Uniform numbers are at this share of their range. At 0.5, noise around zero would be none, and its size would not show."""
+"""Uniform numbers are at this share of their range. At 0.5, noise around zero would be none, whatever its size."""
 
 _CONSTANTS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "bernoulli": lambda _: 1.0,

@@ -8,8 +8,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from autotuner.api.caches import both_ways, without_cache
 from autotuner.api.survey import region_calls
-from autotuner.api.training import called, without_cache
+from autotuner.api.training import called
 from autotuner.ir.models import Model
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
@@ -73,6 +74,24 @@ def test_layers_are_whole_and_the_same_with_a_cache_and_without(name: str) -> No
     assert len(region.graph().outputs) == 1
     torch._dynamo.reset()
     assert region_calls(model, [{**tokens(), "use_cache": False}]).models.keys() == {key}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_tuning_under_autocast_is_for_calls_with_a_cache_and_without(name: str) -> None:
+    model, given, told = made(name), [tokens()], {**tokens(), "use_cache": True}
+    assert list(both_ways(model, given, "cpu")) == given
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = []
+        for batch in both_ways(model, given, "cpu"):
+            torch._dynamo.reset()
+            found.append(region_calls(model, [batch]).models.keys())
+        torch._dynamo.reset()
+        assert region_calls(model, both_ways(model, given, "cpu")).models.keys() == found[0] | found[1]
+        torch._dynamo.reset()
+        assert region_calls(model, [tokens() | without_cache(model)]).models.keys() == found[1]
+        assert list(both_ways(model, [told], "cpu")) == [told]
+    assert len(found[0] | found[1]) == (2 if name == "llama" else 1)  # casts lie behind rotary positions
 
 
 @pytest.mark.slow

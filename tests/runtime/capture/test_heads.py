@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autotuner
-from autotuner.api.training import called, trace_past_notes, without_cache
+from autotuner.api.caches import without_cache
+from autotuner.api.training import called, trace_past_notes
 from autotuner.runtime import linear_cross_entropy as operator
 from autotuner.runtime.capture import heads
 from tests.runtime.capture.known import Compilation, Known, assert_equal, gradients
