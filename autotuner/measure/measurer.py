@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -125,11 +126,12 @@ class Measurer:
     def begin(self) -> None:
         """Start processes that measure and, where that goes on beside timing, compile; go on while they import torch.
 
-        The first request waits for them.
+        The first request waits for them. One that cannot be started now is started by a request, which says why.
         """
-        self._begin()
-        if self._device.compiles_beside:
-            self._compilers.begin()
+        with suppress(OSError, DiedError):
+            self._begin()
+            if self._device.compiles_beside:
+                self._compilers.begin()
 
     def _begin(self) -> None:
         if self._child is None:

@@ -279,6 +279,20 @@ def test_compiling_processes_that_rest_are_ended_before_the_next_race(
         assert measurer.compilers == 0
 
 
+def test_a_process_that_cannot_be_begun_is_started_by_the_request(
+    planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> Child:
+        raise BlockingIOError
+
+    with Measurer(timeout_s=5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        with monkeypatch.context() as patch:
+            patch.setattr(measurer_module, "Child", none_left)
+            measurer.begin()
+        assert measurer.process_id is None
+        assert [measured.status for _, measured in measurer.measure([[add("good")]])] == ["ok"]
+
+
 def test_compiling_processes_that_are_begun_compile_what_comes_later(
     planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Processes of a tuning run that are started before they are needed, as its progress says."""
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
@@ -53,7 +54,8 @@ class StartedAhead:
         if self._samples is None or self._is_asked:
             return
         if self.process is None and (is_measured or (progress.stage == "confirm" and self._measurer.compiles_beside)):
-            self.process = TimingProcess()
+            with suppress(OSError):  # otherwise it is started when it is needed, which says why
+                self.process = TimingProcess()
         if self.process is not None and is_measured:
             self.process.get_ready(self._request.model, self._request.device_type, self._samples, self._threads)
             self._is_asked = True

@@ -71,6 +71,15 @@ def test_nothing_that_times_end_to_end_is_started_where_it_is_not_wanted_or_a_re
         assert told(watch, "space", "confirm", "solve") is None
 
 
+def test_a_process_that_cannot_be_started_ahead_ends_nothing(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> NoProcess:
+        raise BlockingIOError
+
+    monkeypatch.setattr(ahead, "TimingProcess", none_left)
+    with StartedAhead(Request(small), Machine(beside=True), lambda _: None, 30, 1) as watch:
+        assert told(watch, "confirm", "solve", "done") is None
+
+
 def test_it_is_ended_where_the_run_fails(small: Model) -> None:
     watch = StartedAhead(Request(small), Machine(beside=True), lambda _: None, 30, 1)
 
