@@ -61,7 +61,7 @@ class PlainStep:
         """
         is_shared = self._exchange is not None and not self._exchange.shards
         is_allowed = not self.frees_gradients and (not is_shared or self._agreed is not None)
-        return OnePassUpdates(self._optimizer, device, self._max_norm, is_allowed)
+        return self._one_pass(device, is_allowed)
 
     def agree(self, device: torch.device, captures: bool) -> None:
         """Find out, with the processes that update the same parameters, whether all can do so in one pass.
@@ -70,7 +70,7 @@ class PlainStep:
             captures: whether this one captures steps.
         """
         if self._exchange is not None and not self._exchange.shards:
-            updates = OnePassUpdates(self._optimizer, device, self._max_norm, captures)
+            updates = self._one_pass(device, captures)
             if all(can for (can,) in self._exchange.peers.told([int(updates.is_possible)])):
                 self._agreed = updates
 
@@ -121,6 +121,9 @@ class PlainStep:
         self.clear_gradients()
         assert total is not None
         return total, norm
+
+    def _one_pass(self, device: torch.device, is_allowed: bool) -> OnePassUpdates:
+        return OnePassUpdates(self._optimizer, device, self._max_norm if self._scales_at_end else None, is_allowed)
 
     def _update(self, norm: Tensor | None) -> None:
         if self._agreed is not None:

@@ -23,7 +23,10 @@ WORDS_MIN = 2
 """Words for each token: with fewer, the whole weight is no larger than what its rows need."""
 
 aten, prims = torch.ops.aten, torch.ops.prims
+EMBEDDING = aten.embedding_dense_backward.default
 PLAIN = aten.index_put.default
+VIEWS = (aten.expand.default, aten.view.default, aten.reshape.default, aten.as_strided.default, aten.permute.default)
+"""Of other memory, or of one element for many."""
 MASKED = getattr(aten, "_unsafe_masked_index_put_accumulate", None)
 """Of torch 2.13, in place of the first one."""
 
@@ -72,7 +75,10 @@ def _digest() -> str:
 
 def gradient_of(node: fx.Node) -> Gradient | None:
     """Return the gradient of an embedding that a node adds up, where rewriting it pays; None where there is none."""
-    if node.op != "call_function" or node.target not in (PLAIN, getattr(MASKED, "default", None)) or node.kwargs:
+    # By its name: graphs have copies of operators there. Sums of one's own code look alike, and may be of any type.
+    if node.op != "call_function" or str(node.meta.get("original_aten")) != str(EMBEDDING):
+        return None
+    if node.target not in (PLAIN, getattr(MASKED, "default", None)) or node.kwargs:
         return None
     if node.target == PLAIN:
         zeros, indices, values, *accumulate = node.args
@@ -84,15 +90,17 @@ def gradient_of(node: fx.Node) -> Gradient | None:
     ids = indices[0] if isinstance(indices, Sequence) and len(indices) == 1 else None
     if not isinstance(zeros, fx.Node) or not isinstance(values, fx.Node) or not isinstance(ids, fx.Node):
         return None
-    if zeros.target != aten.full.default or zeros.args[1] != 0 or not _fits(zeros, ids, values):
+    if zeros.target != aten.full.default or zeros.args[1] != 0 or not _fits(zeros, ids, values, mask):
         return None
     rounded = _only_user(node, prims.convert_element_type.default)
+    if rounded is not None and not _is_narrower(rounded, zeros):
+        return None
     made = rounded or node
     both = _only_user(made, aten.add.Tensor)
     head = None
     if both is not None and not both.kwargs:
         head = next((each for each in both.args if isinstance(each, fx.Node) and each is not made), None)
-    if head is not None and _alike(head, made):
+    if head is not None and _can_take(head, made):
         return Gradient(zeros, ids, values, mask, both, head)  # type: ignore[arg-type]
     return None if rounded is None else Gradient(zeros, ids, values, mask, rounded, None)  # type: ignore[arg-type]
 
@@ -118,11 +126,13 @@ def rewrite(graph: fx.Graph, gradient: Gradient) -> None:
                 pin_memory=False,
             )  # fmt: skip
 
-        values = gradient.values
+        values, ids = gradient.values, gradient.ids
         if gradient.mask is not None:
+            counts = call(aten.squeeze.dim, gradient.mask, -1)
             values = call(aten.where.self, gradient.mask, values, filled((), 0.0, zeros.dtype))
+            ids = call(aten.where.self, counts, ids, filled((), 0, _value(ids).dtype))  # else they may be any number
         values = call(aten.reshape.default, values, [tokens, features])
-        ids = call(aten.reshape.default, gradient.ids, [tokens])
+        ids = call(aten.reshape.default, ids, [tokens])
         if made.dtype == zeros.dtype:
             found = call(aten._unsafe_index_put.default, gradient.head, [ids], values, True)
         else:
@@ -147,16 +157,19 @@ def rewrite(graph: fx.Graph, gradient: Gradient) -> None:
     graph.eliminate_dead_code()
 
 
-def _fits(zeros: fx.Node, ids: fx.Node, values: fx.Node) -> bool:
+def _fits(zeros: fx.Node, ids: fx.Node, values: fx.Node, mask: Any) -> bool:
     """Tell whether rows of a matrix are added up, of far more words than there are tokens, and all sizes are known."""
     of_zeros, of_ids, of_values = (_value(each) for each in (zeros, ids, values))
     if any(not isinstance(each, Tensor) for each in (of_zeros, of_ids, of_values)):
+        return False
+    if mask is not None and (not isinstance(mask, fx.Node) or tuple(_value(mask).shape) != (*of_ids.shape, 1)):
         return False
     sizes = (*of_zeros.shape, *of_ids.shape, *of_values.shape)
     return (
         all(isinstance(size, int) for size in sizes)
         and of_zeros.ndim == 2
         and of_zeros.dtype == of_values.dtype
+        and of_zeros.dtype in (torch.float32, torch.float64)
         and of_ids.dtype in (torch.int64, torch.int32)
         and tuple(of_values.shape) == (*of_ids.shape, of_zeros.shape[1])
         and WORDS_MIN * of_ids.numel() <= of_zeros.shape[0]
@@ -168,11 +181,17 @@ def _only_user(node: fx.Node, target: Any) -> fx.Node | None:
     return user if user is not None and len(node.users) == 1 and user.target == target else None
 
 
-def _alike(one: fx.Node, other: fx.Node) -> bool:
-    first, second = _value(one), _value(other)
-    return isinstance(first, Tensor) and (first.shape, first.dtype, first.device) == (
-        second.shape, second.dtype, second.device,
-    )  # fmt: skip
+def _is_narrower(rounded: fx.Node, whole: fx.Node) -> bool:
+    """Tell whether a type holds nothing that the type of another tensor does not hold."""
+    narrow, wide = _value(rounded).dtype, _value(whole).dtype
+    return bool(narrow.is_floating_point) and torch.promote_types(narrow, wide) == wide
+
+
+def _can_take(head: fx.Node, made: fx.Node) -> bool:
+    """Tell whether a head's gradient can be written to: it is alike, and each element has memory of its own."""
+    own, other = _value(head), _value(made)
+    alike = isinstance(own, Tensor) and (own.shape, own.dtype, own.device) == (other.shape, other.dtype, other.device)
+    return alike and own.is_contiguous() and head.target not in VIEWS
 
 
 def _value(node: fx.Node) -> Any:

@@ -31,8 +31,9 @@ class Net(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.middle(self.embedding(ids)))
-        return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        x = self.middle(self.embedding(ids)).flatten(0, 1)
+        logits = (self.head.weight @ x.t()).t()  # whose gradient is a product's result, as Inductor makes it of others
+        return functional.cross_entropy(logits.float(), labels.flatten())
 
 
 def batch(rows: tuple[int, int] = ROWS) -> tuple[Tensor, Tensor]:
@@ -113,6 +114,37 @@ def test_where_values_must_be_equal_from_run_to_run_all_stays_as_it_is() -> None
     finally:
         torch.use_deterministic_algorithms(False)
     assert any(gradient_of(node) for node in seen[0].nodes)
+
+
+class Summed(nn.Module):
+    """An embedding, and a term of its weight whose gradient is one row for all words, or one sum of one's own."""
+
+    def __init__(self, dtype: torch.dtype, is_own: bool) -> None:
+        super().__init__()
+        self.weight, self.is_own = nn.Parameter(torch.ones(WORDS, WIDTH, dtype=dtype)), is_own
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.is_own:  # of numbers that no type of the weight holds
+            counts = torch.zeros(WORDS, WIDTH, dtype=torch.float32, device=ids.device)
+            counts = counts.index_add(0, ids, self.weight[ids].float() ** 2)
+            return (counts.to(torch.bfloat16) + self.weight).float().sum()
+        return functional.embedding(ids, self.weight).float().pow(2).sum() + 300 * self.weight.sum(1).mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_nothing_is_added_to_a_gradient_that_is_one_row_for_all_words(dtype: torch.dtype) -> None:
+    model, seen = Summed(dtype, is_own=False), list[fx.Graph]()
+    ids = torch.tensor([1, 1, 2])
+    compiled(model, seen, rewrites=False)(ids).backward()  # type: ignore[no-untyped-call]
+    found = [each for each in map(gradient_of, seen[0].nodes) if each is not None]
+    assert [each.head for each in found] == ([None] if dtype == torch.bfloat16 else [])
+
+
+def test_sums_of_one_s_own_stay_as_they_are() -> None:
+    model, seen = Summed(torch.bfloat16, is_own=True), list[fx.Graph]()
+    compiled(model, seen, rewrites=False)(torch.tensor([1, 1, 2])).backward()  # type: ignore[no-untyped-call]
+    assert any("index_put" in str(node.target) for node in seen[0].nodes)
+    assert not any(gradient_of(node) for node in seen[0].nodes)
 
 
 @pytest.mark.slow
