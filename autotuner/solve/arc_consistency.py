@@ -48,7 +48,7 @@ class Consistent:
         Raises:
             InfeasibleError: nothing is left of some table.
         """
-        return self.reduced(self.tables, domains)
+        return self._reduced(self.tables, domains, {})
 
     def reduced(self, tables: Mapping[int, CostTable], domains: Mapping[int, Domain]) -> "Consistent":
         """Return what is left of tables of fewer rows when these variables keep only these of their states.
@@ -56,9 +56,15 @@ class Consistent:
         Raises:
             InfeasibleError: nothing is left of some table.
         """
-        touched = dict.fromkeys(place for place, table in tables.items() if table.rows < self.tables[place].rows)
+        shorter = (place for place, table in tables.items() if len(table.costs) < len(self.tables[place].costs))
+        return self._reduced(tables, domains, dict.fromkeys(shorter))
+
+    def _reduced(
+        self, tables: Mapping[int, CostTable], domains: Mapping[int, Domain], touched: dict[int, None]
+    ) -> "Consistent":
         for variable, domain in domains.items():
-            if not np.array_equal(domain, self.domains[variable]):
+            known = self.domains[variable]
+            if domain is not known and (domain != known).any():
                 touched.update(dict.fromkeys(self.readers[variable]))
         return _fixpoint(Consistent(self.names, dict(tables), self.domains | dict(domains), self.readers), touched)
 
@@ -96,7 +102,7 @@ def consistent(names: Sequence[str], tables: Mapping[int, CostTable], state_coun
 def _fixpoint(given: Consistent, touched: Iterable[int]) -> Consistent:
     """Drop rows whose states are gone, and states that no row has, until nothing changes; `given` is written to."""
     tables, domains = given.tables, given.domains
-    whole = {variable: bool(domain.all()) for variable, domain in domains.items()}
+    whole: dict[int, bool] = {}
     waiting = set(touched)
     queue = deque(dict.fromkeys(touched))
     while queue:
@@ -106,6 +112,8 @@ def _fixpoint(given: Consistent, touched: Iterable[int]) -> Consistent:
         table = tables[place]
         keep: NDArray[np.bool_] | None = None
         for variable, column in zip(table.variables, table.columns, strict=True):
+            if variable not in whole:
+                whole[variable] = bool(domains[variable].all())
             if not whole[variable]:
                 mask = domains[variable][column]
                 keep = mask if keep is None else keep & mask
@@ -114,7 +122,7 @@ def _fixpoint(given: Consistent, touched: Iterable[int]) -> Consistent:
         if not table.rows:
             raise InfeasibleError(_emptied(given.names, table))
         for variable, column in zip(table.variables, table.columns, strict=True):
-            present = np.zeros_like(domains[variable])
+            present = np.zeros(len(domains[variable]), np.bool_)
             present[column] = True
             # `present` lies within the domain: rows outside it went above.
             if np.count_nonzero(present) < np.count_nonzero(domains[variable]):

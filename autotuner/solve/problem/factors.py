@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import fsum
+from math import fsum, inf
 from typing import Any
 
 from autotuner.errors import ProblemError
@@ -32,18 +32,24 @@ class Factor:
     def __post_init__(self) -> None:
         if len(set(self.variables)) != len(self.variables):
             raise ProblemError(f"factor {self.name!r} names a variable twice: {self.variables}")
-        for row, cost in self.table.items():
-            if len(row) != len(self.variables):
-                raise ProblemError(
-                    f"factor {self.name!r}: row {row} has {len(row)} states, its variables are {len(self.variables)}"
-                )
-            if not 0 <= cost < float("inf"):
-                raise ProblemError(f"factor {self.name!r}: row {row} costs {cost}; a cost is finite and not negative")
+        costs = self.table.values()
+        # Tables are long, and nearly all are right: rows are looked at one by one where there is something to tell.
+        if not (set(map(len, self.table)) <= {len(self.variables)} and min(costs, default=0) >= 0 and sum(costs) < inf):
+            self._check_rows()
         for row, count in self.held_bytes.items():
             if row not in self.table:
                 raise ProblemError(f"factor {self.name!r}: row {row} holds {count} bytes, but the table lacks it")
             if count < 0 or count != int(count):
                 raise ProblemError(f"factor {self.name!r}: row {row} holds {count} bytes; give a count, 0 or more")
+
+    def _check_rows(self) -> None:
+        for row, cost in self.table.items():
+            if len(row) != len(self.variables):
+                raise ProblemError(
+                    f"factor {self.name!r}: row {row} has {len(row)} states, its variables are {len(self.variables)}"
+                )
+            if not 0 <= cost < inf:
+                raise ProblemError(f"factor {self.name!r}: row {row} costs {cost}; a cost is finite and not negative")
 
 
 @dataclass(frozen=True)

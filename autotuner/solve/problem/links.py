@@ -1,6 +1,7 @@
 """Links: factors that allow the states of an operator with the states of its tensors."""
 
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import ProblemError
@@ -59,7 +60,7 @@ def links(offered: Offered, tables: Mapping[str, StateTable], held: Mapping[str,
                     partners = list(table.lies)
                 else:
                     partners = table.making.get(inside(graph, choice, tensor), [])
-                rows.update(((state, partner), 0.0) for partner in partners)
+                rows.update(dict.fromkeys(zip(repeat(state), partners), 0.0))
                 check_rows(len(rows))
             yield Factor(f"{operator.name} with {tensor}", (own, str(table.variable)), rows)
     for name, ways in offered.remade.items():
