@@ -74,6 +74,8 @@ def explained(
         time_limit_s: when to stop looking; what was not found until then is left out.
         overtaking_max: plans listed in `Explanation.overtaking`.
     """
+    if time_limit_s == 0:
+        return Explanation(MappingProxyType({}), (), 0)
     ends_at = None if time_limit_s is None else monotonic() + time_limit_s
     while True:
         left_s = None if ends_at is None else max(0.0, ends_at - monotonic())
