@@ -127,7 +127,11 @@ def import_(
 
     with ExitStack() as stack:
         opened = stack.enter_context(open_database(_url(database)))
-        sources = [source] if source is not None else [stack.enter_context(recorded.unpacked(f)) for f in recorded.recordings()]
+        sources = (
+            [source]
+            if source is not None
+            else [stack.enter_context(recorded.unpacked(f)) for f in recorded.recordings()]
+        )
         others = [stack.enter_context(open_database(each, make=False)) for each in sources]
         found_in = {found.key: (found, other) for other in others for found in other.environments()}
         named = [matching(each, found_in) for each in environment or found_in]
