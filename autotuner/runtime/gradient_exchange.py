@@ -142,7 +142,7 @@ class GradientExchange:
             self._meet(REPLAYED if is_replayed else PLAIN)
 
     @property
-    def _are_plain(self) -> bool:
+    def are_plain(self) -> bool:
         """True where no process runs this step as a graph, which has gradients of all parameters in buckets."""
         return PLAIN in self._everyone and REPLAYED not in self._everyone
 
@@ -189,7 +189,7 @@ class GradientExchange:
         if missing and self._runtime.is_capturing():
             raise InputError("a parameter has no gradient in it, and may have one in another process")
         self._launch_all(plan)
-        none = [] if is_new or not self._are_plain else self._missing_everywhere(plan, missing)
+        none = [] if is_new or not self.are_plain else self._missing_everywhere(plan, missing)
         for bucket in plan.buckets:
             self.peers.wait(bucket.work)
         with torch.no_grad():
@@ -257,7 +257,7 @@ class GradientExchange:
             parameter.grad = view
             return
         if bucket is None:
-            if not self._are_plain:
+            if not self.are_plain:
                 raise InputError(
                     f"a parameter of shape {shape} has a gradient, and had none in any process before, while others "
                     "replay graphs of a step: use capture=False, or begin with steps that use all parameters"

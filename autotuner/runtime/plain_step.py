@@ -57,7 +57,7 @@ class PlainStep:
         """Return the optimizer's steps for a step that is captured.
 
         They are its own where parts of them are taken in backward. Processes that update the same parameters have to
-        stay equal, however each of them runs its step: there all take them in one pass, or none.
+        stay equal, however each of them runs its step: where one replays it, all take it in one pass, or none does.
         """
         is_shared = self._exchange is not None and not self._exchange.shards
         is_allowed = not self.frees_gradients and (not is_shared or self._agreed is not None)
@@ -126,7 +126,7 @@ class PlainStep:
         return OnePassUpdates(self._optimizer, device, self._max_norm if self._scales_at_end else None, is_allowed)
 
     def _update(self, norm: Tensor | None) -> None:
-        if self._agreed is not None:
+        if self._agreed is not None and self._exchange is not None and not self._exchange.are_plain:
             self._agreed.step_now(norm)
         else:
             own_step(self._optimizer, norm, self._max_norm)
