@@ -189,10 +189,15 @@ def test_a_batch_that_is_not_known_runs_plainly() -> None:
         pair.train(Odd(batches(1)[0]))
 
 
-def test_an_optimizer_that_wants_a_closure_is_refused() -> None:
+@pytest.mark.parametrize("has_schedule", [False, True], ids=["", "schedule"])
+def test_an_optimizer_that_wants_a_closure_is_refused_and_no_other(has_schedule: bool) -> None:
     model = net()
+    wants, wants_none = torch.optim.LBFGS(model.parameters()), adamw(model)
+    for each in (wants, wants_none) if has_schedule else ():
+        torch.optim.lr_scheduler.LambdaLR(each, lambda _: 0.5)  # which puts a function around the step
     with pytest.raises(InputError, match="LBFGS computes the loss several times in a step, and training_step computes"):
-        autotuner.training_step(model, torch.optim.LBFGS(model.parameters()), loss_of)
+        autotuner.training_step(model, wants, loss_of)
+    autotuner.training_step(model, wants_none, loss_of)
 
 
 def test_what_is_no_batch_or_no_loss_is_refused() -> None:
