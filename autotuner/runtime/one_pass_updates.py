@@ -42,8 +42,7 @@ class OnePassUpdates:
         is_allowed: whether steps may be rounded otherwise than torch rounds; else they are all the optimizer's own.
 
     Attributes:
-        is_possible: whether there can be steps in one pass.
-        is_in_use: whether the last step was taken so.
+        is_in_use: whether the last step was taken in one pass.
     """
 
     def __init__(
@@ -52,9 +51,13 @@ class OnePassUpdates:
         self._optimizer, self._device, self._max_norm = optimizer, device, max_norm
         is_known_one = is_allowed and device.type == CUDA and is_known(optimizer)
         self._tables = _tables(optimizer, device, max_norm is not None) if is_known_one else None
-        self.is_possible = self._tables is not None
         self._rates = RateTensors(optimizer, device)
         self.is_in_use = False
+
+    @property
+    def is_possible(self) -> bool:
+        """True where there can be steps in one pass."""
+        return self._tables is not None
 
     def step(self, norm: Tensor | None = None) -> None:
         """Take a step as the optimizer does, in one pass where that is known to be the same.
@@ -84,8 +87,8 @@ class OnePassUpdates:
             return
         if not is_captured:
             tables.write()
-        is_scaled = norm is not None and self._max_norm is not None
-        tables.launch(coefficient(self._max_norm or 0.0, norm).float() if norm is not None and is_scaled else None)
+        limit = self._max_norm
+        tables.launch(None if norm is None or limit is None else coefficient(limit, norm).float())
 
     def written(self) -> "OnePassUpdates":
         """Write the tables of the step that was captured, before it is replayed; its graph needs them from then on."""

@@ -25,8 +25,6 @@ WORDS_MIN = 2
 aten, prims = torch.ops.aten, torch.ops.prims
 EMBEDDING = aten.embedding_dense_backward.default
 PLAIN = aten.index_put.default
-VIEWS = (aten.expand.default, aten.view.default, aten.reshape.default, aten.as_strided.default, aten.permute.default)
-"""Of other memory, or of one element for many."""
 MASKED = getattr(aten, "_unsafe_masked_index_put_accumulate", None)
 """Of torch 2.13, in place of the first one."""
 
@@ -62,6 +60,7 @@ class EmbeddingGradients(CustomGraphPass):
             found = gradient_of(node)
             if found is not None:
                 rewrite(graph, found)
+        graph.eliminate_dead_code()
 
     def uuid(self) -> str:
         """Return what tells compiled code with this pass from other code."""
@@ -154,7 +153,6 @@ def rewrite(graph: fx.Graph, gradient: Gradient) -> None:
             rows = call(prims.convert_element_type.default, sums, made.dtype)
             found = call(aten._unsafe_index_put.default, whole, [ids], rows, False)  # equal rows for equal words
     gradient.made.replace_all_uses_with(found)
-    graph.eliminate_dead_code()
 
 
 def _fits(zeros: fx.Node, ids: fx.Node, values: fx.Node, mask: Any) -> bool:
@@ -188,10 +186,14 @@ def _is_narrower(rounded: fx.Node, whole: fx.Node) -> bool:
 
 
 def _can_take(head: fx.Node, made: fx.Node) -> bool:
-    """Tell whether a head's gradient can be written to: it is alike, and each element has memory of its own."""
+    """Tell whether a head's gradient can be written to: it is alike, and each element has memory of its own.
+
+    To Inductor, a view of one row for many words stays a view, also where torch would copy it.
+    """
     own, other = _value(head), _value(made)
     alike = isinstance(own, Tensor) and (own.shape, own.dtype, own.device) == (other.shape, other.dtype, other.device)
-    return alike and own.is_contiguous() and head.target not in VIEWS
+    is_view = getattr(head.target, "is_view", False) or head.target == aten._unsafe_view.default
+    return alike and own.is_contiguous() and not is_view
 
 
 def _value(node: fx.Node) -> Any:
