@@ -39,11 +39,31 @@ def test_the_page_has_a_table_for_each_depth_and_says_what_did_not_run(bench: Mo
 def test_a_run_measures_sides_alike(tmp_path: Path) -> None:
     command = [
         sys.executable, str(SCRIPT), "--device", "cpu", "--size", "small", "--layers", "2", "--length", "8",
-        "--sequences", "2", "--output", str(tmp_path), "--compiler", "aot_eager", "--database",
+        "--sequences", "4", "--micro-batch", "2", "--output", str(tmp_path), "--compiler", "aot_eager", "--database",
         str(tmp_path / "a.sqlite"), "--side", "FSDP2", "--side", "layer to layer, stash on the host",
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
     rows = json.loads((tmp_path / "bench_layer_to_layer_cpu.json").read_text())["rows"]
     assert [each["side"] for each in rows] == ["FSDP2", "layer to layer, stash on the host"]
     assert all(each["fits"] and each["ms"] > 0 and each["allocated_bytes"] > 1000 for each in rows)
+    assert [each["micro_batch"] for each in rows] == [2, 2]
     assert rows[1]["told"].startswith("2 layers on the host, ")
+    page = (tmp_path / "bench_layer_to_layer_cpu.md").read_text()
+    assert "## small, 2 layers, 32 tokens a step, micro-batches of 2" in page
+
+
+def test_micro_batches_divide_the_sequences_of_a_step() -> None:
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--device",
+        "cpu",
+        "--sequences",
+        "4",
+        "--sequences",
+        "6",
+        "--micro-batch=4",
+    ]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "--micro-batch 4 does not divide --sequences [4, 6]" in found.stderr

@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -575,6 +576,37 @@ def test_a_step_is_bound_by_what_takes_longest_beside_the_rest() -> None:
     assert slow.enough == 4
     assert str(slow).endswith("; 4 micro-batches hide the rest")
     assert times().enough == 1
+
+
+def test_a_device_that_waits_for_calls_asks_for_larger_micro_batches() -> None:
+    # What the layers take is then what the host takes to call them: a micro-batch takes as long as a larger one.
+    waits = times(waiting=0.75)
+    assert (waits.predicted, waits.bound) == (4.0, "the host's calls of layers")
+    assert str(waits).endswith("bound by the host's calls of layers; larger micro-batches need fewer calls")
+    assert times(waiting=0.25).bound == "computing"
+    assert times(waiting=0.75, down_forward=9.0).bound == "the link"
+    assert times(waiting=0.75, host=9.0, micro_batches=2).enough == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_device_waits_where_it_has_come_to_the_last_micro_batch(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    asked: list[float] = []
+    answers = iter([True, False] * 4)
+
+    def has_passed(_: CpuRuntime, mark: float) -> bool:
+        asked.append(mark)
+        return next(answers)
+
+    monkeypatch.setattr(CpuRuntime, "has_passed", has_passed)
+    model = Net()
+    step = autotuner.layer_to_layer(model, adamw(model), loss_of, compiler=None)
+    began = perf_counter()
+    step(*map(batch, range(count)))
+    assert step.times is not None
+    assert step.times.waiting == 0.5
+    assert len(asked) == 8  # four layers, forward and backward
+    assert asked == sorted(asked)
+    assert asked[0] > began
 
 
 def test_a_step_says_what_it_took() -> None:

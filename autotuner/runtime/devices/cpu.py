@@ -66,6 +66,9 @@ class CpuRuntime:
     def mark(self) -> float:
         return perf_counter()
 
+    def has_passed(self, mark: float) -> bool:  # noqa: ARG002
+        return False
+
     def elapsed_us(self, began: float, ended: float) -> float:
         return float(ended - began) * 1e6
 

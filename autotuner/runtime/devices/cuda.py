@@ -180,6 +180,9 @@ class CudaRuntime:
             event.record()
         return event
 
+    def has_passed(self, mark: torch.cuda.Event) -> bool:
+        return bool(mark.query())  # type: ignore[no-untyped-call]
+
     def elapsed_us(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
         ended.synchronize()
         return float(began.elapsed_time(ended)) * 1e3

@@ -134,6 +134,9 @@ class DeviceRuntime(Protocol):
     def mark(self) -> Any:
         """Return a mark of this moment in the current stream."""
 
+    def has_passed(self, mark: Any) -> bool:
+        """Say whether the device has come to a mark already; False where it computes within calls."""
+
     def elapsed_us(self, began: Any, ended: Any) -> float:
         """Return the time between two marks in microseconds; waits for the second one."""
 

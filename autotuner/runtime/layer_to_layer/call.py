@@ -39,7 +39,8 @@ class AutocastState:
         """Return a context with that autocast."""
         stack = ExitStack()
         for kind, is_on, dtype in self.states:
-            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on, cache_enabled=False))
+            if is_on or torch.is_autocast_enabled(kind) or dtype != torch.get_autocast_dtype(kind):
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on, cache_enabled=False))
         return stack
 
 

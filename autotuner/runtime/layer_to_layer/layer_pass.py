@@ -52,6 +52,8 @@ class LayerPass:
 
     Attributes:
         marks: of the device before and after each layer, in forward and then in backward.
+        waits: for each of these, whether the device had come to the last micro-batch once that was queued, so that it
+            waits for calls.
         order: the layers that have run.
         calls: of each of them, a call for each micro-batch.
         losses: of the micro-batches, divided by their number.
@@ -70,6 +72,7 @@ class LayerPass:
         self._slots, self._runtime, self._expected, self._checks = slots, runtime, expected, checks
         self._stash, self._watch = stash, watch
         self.marks: tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]] = [], []
+        self.waits: list[bool] = []
         self.order: list[HostLayer] = []
         self.calls: list[list[RepeatedCall]] = []
         self.losses: list[Tensor] = []
@@ -79,6 +82,8 @@ class LayerPass:
         self._found: list[Any] = []
         # Gradients of tensors that several layers read, summed as they come.
         self._pending: list[dict[Key, Tensor]] = []
+        # Torch refuses to keep graphs that were compiled with donated buffers, and asks for this to be as it was then.
+        self._keeping = torch._functorch.config.patch(donated_buffer=False)
 
     @property
     def is_forward(self) -> bool:
@@ -120,11 +125,11 @@ class LayerPass:
                     with self._slots.reading(layer):
                         if len(self.order) < len(self._expected):
                             self._slots.fetch(self._expected[len(self.order)])
-                        began = self._runtime.mark()
-                        for number in range(count):
-                            self._found[number] = self._calls[number]()
-                            paused[number] = self._lockstep.advance(number)
-                        self.marks[0].append((began, self._runtime.mark()))
+                        with self._timed(0, count) as begins, buffers_kept(layer):
+                            for number in range(count):
+                                begins(number)
+                                self._found[number] = self._calls[number]()
+                                paused[number] = self._lockstep.advance(number)
         finally:
             self._lockstep = None
 
@@ -160,7 +165,7 @@ class LayerPass:
             raise InputError("the loss has no gradient: it is detached, or no parameter is trained")
         if backward:
             before = [edge.node for calls in self.calls for edge in calls[number].inputs.edges.values()]
-            _backward([found], [None], keeps=share_nodes(found, before))
+            self._backward([found], [None], keeps=share_nodes(found, before))
             self._check_leaks()
 
     def run_layer(self, layer: HostLayer, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
@@ -196,22 +201,13 @@ class LayerPass:
         if len(self.calls) > 1:
             self._keep(self.calls[-2][number])
         layer.check_autocast(partial(autocast.is_of, device_type=self._runtime.device.type))
-        buffers = list(layer.module.buffers())
-        versions = [buffer._version for buffer in buffers]
-        values = [buffer.clone() for buffer in buffers] if self._checks else []
-        with nullcontext() if self._watch is None else self._watch.within(layer.module):
+        with ExitStack() as stack:
+            if self._checks:
+                stack.enter_context(buffers_kept(layer, values=True))
+            if self._watch is not None:
+                stack.enter_context(self._watch.within(layer.module))
             found, call = called_once(
                 layer.name, layer.forward, arguments, keywords, autocast, self._runtime, self._slots.addresses
-            )
-        now = list(layer.module.buffers())
-        if (
-            [*map(id, buffers)] != [*map(id, now)]
-            or versions != [buffer._version for buffer in now]
-            or any(not torch.equal(before, buffer) for before, buffer in zip(values, now, strict=False))
-        ):
-            raise InputError(
-                f"{layer.name} writes to its buffers, as batch normalisation does, and layer to layer runs each layer "
-                "twice a step: they would be written twice"
             )
         if self._checks and number == 0:
             check_equal(layer.name, tensors_of(found), tensors_of(repeated(layer.forward, call, self._runtime)[1]))
@@ -238,13 +234,13 @@ class LayerPass:
                     self._slots.fetch(self.order[place - 1])
                 trained = [weights[number] for number in layer.trained]
                 sums: Sums = [None] * len(trained)
-                began = self._runtime.mark()
-                for number, call in enumerate(self.calls[place]):
-                    self._take(place, number)
-                    self._backward_of(place, number, call)
-                    _add_gradients(sums, trained)
-                    self._go_on(number, uses[number].pop(place, {}))
-                self.marks[1].append((began, self._runtime.mark()))
+                with self._timed(1, len(self.calls[place])) as begins:
+                    for number, call in enumerate(self.calls[place]):
+                        begins(number)
+                        self._take(place, number)
+                        self._backward_of(place, number, call)
+                        _add_gradients(sums, trained)
+                        self._go_on(number, uses[number].pop(place, {}))
                 if any(each is not None for each in sums):
                     is_done(layer, sums)
             self.calls[place] = []
@@ -274,8 +270,45 @@ class LayerPass:
         pending = self._pending[number]
         there = [key for key in edges if key in pending]
         if there:
-            _backward([edges[key] for key in there], [pending.pop(key) for key in there], keeps=True)
+            self._backward([edges[key] for key in there], [pending.pop(key) for key in there], keeps=True)
             self._check_leaks()
+
+    @contextmanager
+    def _timed(self, phase: int, count: int) -> Iterator[Callable[[int], None]]:
+        """Mark when the device begins and ends a layer's calls, in forward (0) or in backward (1).
+
+        Args:
+            count: of micro-batches.
+
+        Returns:
+            What is told the number of each micro-batch before its call.
+        """
+        began = last = self._runtime.mark()
+
+        def begins(number: int) -> None:
+            nonlocal last
+            if 0 < number == count - 1:
+                last = self._runtime.mark()
+
+        yield begins
+        self.waits.append(self._runtime.has_passed(last))
+        self.marks[phase].append((began, self._runtime.mark()))
+
+    def _backward(
+        self, of: Sequence[Tensor] | Sequence[GradientEdge], gradients: Sequence[Tensor | None], keeps: bool
+    ) -> None:
+        """Run backward of what is in no layer.
+
+        Args:
+            keeps: whether its graph is kept, as parts of it may run once more.
+        """
+        with self._keeping:
+            try:
+                torch.autograd.backward(of, gradients, retain_graph=keeps)
+            except RuntimeError as error:
+                if "modified by an inplace operation" in str(error):  # the weights of the next layer are in its slot
+                    raise InputError(LEAKS.format("a layer")) from error
+                raise
 
     def _check_leaks(self) -> None:
         """Check, where that is asked for, that no gradient has come to a layer but by its outputs."""
@@ -284,20 +317,30 @@ class LayerPass:
             raise InputError(LEAKS.format(layer))
 
 
-def _backward(of: Sequence[Tensor] | Sequence[GradientEdge], gradients: Sequence[Tensor | None], keeps: bool) -> None:
-    """Run backward of what is in no layer.
+@contextmanager
+def buffers_kept(layer: HostLayer, *, values: bool = False) -> Iterator[None]:
+    """Check that a layer's buffers are not written to inside.
 
     Args:
-        keeps: whether its graph is kept, as parts of it may run once more.
+        values: whether those that are written to by other than torch's operators are found, too, by copies.
+
+    Raises:
+        InputError: one was written to.
     """
-    # Torch refuses to keep graphs that were compiled with this setting, and asks for it to be as it was then.
-    with torch._functorch.config.patch(donated_buffer=False):
-        try:
-            torch.autograd.backward(of, gradients, retain_graph=keeps)
-        except RuntimeError as error:
-            if "modified by an inplace operation" in str(error):  # the weights of the next layer are in its slot
-                raise InputError(LEAKS.format("a layer")) from error
-            raise
+    buffers = list(layer.module.buffers())
+    versions = [buffer._version for buffer in buffers]
+    copies = [buffer.clone() for buffer in buffers] if values else []
+    yield
+    now = list(layer.module.buffers())
+    if (
+        [*map(id, buffers)] != [*map(id, now)]
+        or versions != [buffer._version for buffer in now]
+        or any(not torch.equal(before, buffer) for before, buffer in zip(copies, now, strict=False))
+    ):
+        raise InputError(
+            f"{layer.name} writes to its buffers, as batch normalisation does, and layer to layer runs each layer "
+            "twice a step: they would be written twice"
+        )
 
 
 def _add_gradients(sums: Sums, trained: Sequence[nn.Parameter]) -> None:

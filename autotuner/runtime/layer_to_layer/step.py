@@ -275,6 +275,7 @@ class LayerToLayerStep:
             up_forward=sum(map(seconds, stashed[:inputs])),
             up_backward=sum(map(seconds, self._updates.tickets)),
             host=host, measured=measured, overlaps=self._in_backward, micro_batches=len(run.losses),
+            waiting=sum(run.waits) / max(1, len(run.waits)),
         )  # fmt: skip
 
     def _check_some_ran(self, run: LayerPass) -> None:

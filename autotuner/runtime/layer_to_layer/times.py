@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from math import ceil
 
+CALLS = "the host's calls of layers"
+"""Bounds a step in which the device waits for the host's Python: that is the time of the layers, then."""
+
 
 @dataclass(frozen=True)
 class LayerTimes:
@@ -19,6 +22,7 @@ class LayerTimes:
         measured: of the whole step.
         overlaps: whether the host updates during backward.
         micro_batches: of the step.
+        waiting: share of the layers, in forward and backward, in which the device waited for the calls of the host.
     """
 
     forward: float
@@ -31,12 +35,14 @@ class LayerTimes:
     measured: float
     overlaps: bool
     micro_batches: int = 1
+    waiting: float = 0.0
 
     @property
     def parts(self) -> tuple[dict[str, float], ...]:
         """Parts of a step, one after the other: what runs at the same time in each, by name."""
-        of_forward = {"computing": self.forward, "the link": max(self.down_forward, self.up_forward)}
-        of_backward = {"computing": self.backward, "the link": max(self.down_backward, self.up_backward)}
+        computing = CALLS if self.waiting > 0.5 else "computing"
+        of_forward = {computing: self.forward, "the link": max(self.down_forward, self.up_forward)}
+        of_backward = {computing: self.backward, "the link": max(self.down_backward, self.up_backward)}
         if self.overlaps:
             return of_forward, of_backward | {"updates on the host": self.host}
         return of_forward, of_backward, {"updates on the host": self.host}
@@ -59,7 +65,9 @@ class LayerTimes:
     def enough(self) -> int:
         """Micro-batches of this size from which on the layers compute for as long as what runs beside them takes."""
         rounds = [
-            self.micro_batches * max(part.values()) / part["computing"] for part in self.parts if part.get("computing")
+            self.micro_batches * max(part.values()) / computing
+            for part, computing in zip(self.parts, (self.forward, self.backward), strict=False)
+            if computing
         ]
         return max([1, *map(ceil, rounds)])
 
@@ -70,6 +78,7 @@ class LayerTimes:
             f"{_told(self.backward)} backward, copies took {_told(down)} to the device and {_told(up)} to the host, "
             f"updates {_told(self.host)}; {_told(self.predicted)} where all that can overlaps, bound by {self.bound}"
             + (f"; {self.enough} micro-batches hide the rest" if self.enough > self.micro_batches else "")
+            + ("; larger micro-batches need fewer calls" if self.bound == CALLS else "")
         )
 
 
