@@ -53,17 +53,8 @@ def test_a_run_measures_sides_alike(tmp_path: Path) -> None:
 
 
 def test_micro_batches_divide_the_sequences_of_a_step() -> None:
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--device",
-        "cpu",
-        "--sequences",
-        "4",
-        "--sequences",
-        "6",
-        "--micro-batch=4",
-    ]
+    wrong = ["--sequences", "4", "--sequences", "6", "--micro-batch", "4"]
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", *wrong]
     found = subprocess.run(command, check=False, capture_output=True, text=True)
     assert found.returncode == 2
     assert "--micro-batch 4 does not divide --sequences [4, 6]" in found.stderr
