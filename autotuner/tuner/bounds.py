@@ -126,7 +126,7 @@ def bounds(
         solve: returns the cheapest plan at some costs.
         measured_us: of calls that are measured and work.
         optimistic_us: of calls that are not measured: lower bounds.
-        learned: costs of the same calls.
+        learned: costs of the same calls, and of cells whose searches may go on: no part of what is proven.
         enough: the proven gap at which nothing matters any more.
         rivals: wanted are calls of plans that are expected to be better, and none to prove anything; None where
             something is to be proven.
@@ -144,13 +144,18 @@ def bounds(
         except InfeasibleError:
             best = None
     best_us, longest = (None, ()) if best is None else (best.total_us, best.costliest)
-    if not optimistic_us:
+    if not optimistic_us and learned is None:
         return Bounds(best_us, lower.bound_us, lower.bound_us, (), 0, costliest=longest)
     expected = None if learned is None else solve({**learned.likely_us, **measured_us})
     reached = inf if best_us is None else best_us / (1 + enough) * (1 - ROUNDING)
-    estimated_us = None if expected is None else max(expected.bound_us, lower.bound_us)
+    searched = () if expected is None else tuple(sorted(expected.keys - measured_us.keys() - optimistic_us.keys()))
+    estimated_us = None if expected is None else expected.bound_us
+    if estimated_us is not None and not searched:
+        estimated_us = max(estimated_us, lower.bound_us)
     if lower.bound_us >= reached:
-        return Bounds(best_us, lower.bound_us, estimated_us, (), 0, costliest=longest)
+        return Bounds(
+            best_us, lower.bound_us, estimated_us, searched, len(searched), lambda _: searched, costliest=longest
+        )
     plans = _Plans(solve, measured_us, optimistic_us, learned, best_us, reached)
     first = plans.first(lower, expected)
     through_us = lower.through_us(reached)

@@ -89,6 +89,7 @@ class Compilation:
         left = set(self._building)
         if left:
             self._building.clear()
+            self._begun -= left
             self._measurer.compile_beside(())
         return left
 

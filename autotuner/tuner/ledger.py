@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotuner.database import Database
@@ -34,6 +34,12 @@ class Known:
     def complete(self) -> bool:
         """True if no unknown call is expected to make a difference, and none is doubtful and not timed again."""
         return self.counts["unknown"] == self.counts["unneeded"] and not self.counts["stale"]
+
+    def with_opened(self, opened: Collection[str], counts: Mapping[str, int]) -> "Known":
+        """Return the same with the calls of the first plan counted as measured in this run, and with more counts."""
+        fresh = self.fresh | self.measurements.keys() & opened
+        told = {"measured": len(fresh), "reused": len(self.measurements) - len(fresh)}
+        return replace(self, fresh=fresh, counts={**self.counts, **told, **counts})
 
 
 class Ledger:
@@ -84,6 +90,15 @@ class Ledger:
         self.is_news = True
         self._stale = 0
         state.reused = len(self.known) - state.measured  # what cell searches have measured is known as well
+
+    def extend(self, calls: Iterable[Call]) -> None:
+        """Take more calls of sampled cells into the space, and what the database knows of them."""
+        before = self.space.calls
+        self.space = self.state.space = self.space.with_calls(calls)
+        new = {key: call for key, call in self.space.calls.items() if key not in before}
+        self.missing |= new
+        self.look_up(new.values())
+        self.__dict__.pop("_competitors", None)
 
     def distrust(self, chosen: Collection[str] | None) -> None:
         """Treat doubtful measurements as missing until they are measured again, or until `fall_back`.
@@ -175,7 +190,7 @@ class Ledger:
     def result(self) -> Known:
         calls, known, bounds = self.space.calls, self.known, self.state.bounds
         unknown = len(calls) - len(known)
-        is_proven = self.state.is_solved and (bounds is None or bounds.proven_gap == 0)
+        is_proven = self.state.is_solved and (bounds is None or (bounds.proven_gap == 0 and not bounds.wanted))
         is_likely = self.state.is_solved and self.state.is_enough_by_twins
         counts = {
             "choices": len(self.space.choices) + len(self.space.conversions),

@@ -20,6 +20,7 @@ from autotuner.tuner.ledger import Known, Ledger
 from autotuner.tuner.progress import MeasurerProtocol, Progress
 from autotuner.tuner.races import openers, races
 from autotuner.tuner.runner import RaceRunner
+from autotuner.tuner.searching import NO_RACES, CellSearches, begun, known_by_cell
 from autotuner.tuner.solving import must_be_computable, solved
 from autotuner.tuner.state import TuningState
 
@@ -46,7 +47,9 @@ def measure_missing(
 
     The chosen calls are measured once more in the end: the least of many noisy timings is too low on average, a second
     timing of the same call is not. Doubtful calls of the latest answer, and those that took far longer than their
-    siblings, are measured again; where that fails, the earlier measurement stays.
+    siblings, are measured again; where that fails, the earlier measurement stays. Sampled cells are searched as far as
+    they are of plans that are expected to be best, or all of them where everything is measured; what is tried is in the
+    state's space in the end.
 
     Args:
         unconfirmed: keys of calls that were measured once, earlier in this run.
@@ -55,13 +58,14 @@ def measure_missing(
     Raises:
         InfeasibleError: there is no plan of what is measured; the message says whether the limits are why.
     """
-    ledger = Ledger(
-        space, database, measurer.environment.key, state, retry=state.options.retry, unconfirmed=unconfirmed
-    )  # fmt: skip
+    environment_key = measurer.environment.key
+    known = known_by_cell(space, database, environment_key)
+    state.space = space = begun(space, known, state)
+    ledger = Ledger(space, database, environment_key, state, retry=state.options.retry, unconfirmed=unconfirmed)
     ledger.distrust(space.calls if state.options.remeasure else doubted)
     with RaceRunner(ledger, measurer) as runner:
         try:
-            _Strategy(runner, database, measurer).run()
+            _Strategy(runner, database, measurer, CellSearches(runner, measurer, known)).run()
         except InfeasibleError as error:
             if ledger.result().complete:
                 raise
@@ -121,12 +125,17 @@ def _opening(space: Space, state: TuningState, known: Mapping[str, Measurement])
 class _Strategy:
     """Decides which calls are raced, and in which order."""
 
-    def __init__(self, runner: RaceRunner, database: Database, measurer: MeasurerProtocol) -> None:
-        self._runner, self._database, self._measurer = runner, database, measurer
-        self._ledger, self._finals = runner.ledger, Finals(runner.ledger, measurer)
-        self._space, self._state = runner.ledger.space, runner.ledger.state
+    def __init__(
+        self, runner: RaceRunner, database: Database, measurer: MeasurerProtocol, searches: CellSearches
+    ) -> None:
+        self._runner, self._database, self._measurer, self._searches = runner, database, measurer, searches
+        self._ledger, self._finals, self._state = runner.ledger, Finals(runner.ledger, measurer), runner.ledger.state
         self._environment = measurer.environment.key
         self._decided: bool | None = None
+
+    @property
+    def _space(self) -> Space:
+        return self._ledger.space
 
     def run(self) -> None:
         """Measure until enough is known, confirm the chosen calls, and go on where that changes what matters."""
@@ -135,10 +144,12 @@ class _Strategy:
         everything = state.options.exhaustive or state.options.budget_bytes is not None
         lazy = not everything and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
+            state.searched_us = self._searches.expected_us
             if not state.enough():
                 state.ceilings = self._with_ceilings(known)
                 ledger.is_news = True
         else:
+            self._searches.search_all()
             self._everything()
         while True:
             if lazy:
@@ -174,7 +185,8 @@ class _Strategy:
         if state.ends_by_twins:
             return True
         devices = self._measurer.devices
-        name = f"{DECIDED} {digest(sorted(self._space.calls))}" + (f" on {devices} devices" if devices > 1 else "")
+        always = self._space.calls.keys() - self._searches.begun_with.keys()  # whatever is known of sampled cells
+        name = f"{DECIDED} {digest(sorted(always))}" + (f" on {devices} devices" if devices > 1 else "")
         decided = self._database.fact(self._environment, name)
         if decided is not None:
             return bool(decided)
@@ -285,17 +297,25 @@ class _Strategy:
             self._solve()
             if state.bounds is None or state.enough():
                 return
-            wanted = [key for key in state.bounds.wanted if key in ledger.missing and key not in runner.asked]
+            cells = self._searches.wanted(state.bounds.wanted)
+            wanted = [
+                key for key in state.bounds.wanted
+                if key in cells or (key in ledger.missing and key not in runner.asked)
+            ]  # fmt: skip
             if not wanted:
                 return
             if not ahead:  # a compiler takes seconds to start, so all that could matter is compiled at once
-                runner.compile([ledger.missing[key] for key in wanted])
-                wanted, ahead = [key for key in wanted if ledger.is_open(key)], True
+                runner.compile([ledger.missing[key] for key in wanted if key not in cells])
+                wanted, ahead = [key for key in wanted if key in cells or ledger.is_open(key)], True
             runner.expect(len(wanted))
             pace_s = runner.measuring_s / max(1, len(ledger.fresh))
             batch = set(state.batch(wanted, len(ledger.known), pace_s, self._measurer.devices))
             estimated = state.bounds.estimated_gap
-            runner.measure(list(races(self._space, batch)))
+            others = list(races(self._space, batch - cells.keys()))
+            runner.compile(call for race in others for call in race)
+            meanwhile = runner.needed(runner.ripe(others)) if self._measurer.devices == 1 else NO_RACES
+            self._searches.search(dict.fromkeys(cells[key] for key in cells if key in batch), meanwhile)
+            runner.measure(others)
             state.rival_rounds += state.ends_by_twins and estimated is not None and estimated <= WIDE
 
     def _confirm(self) -> bool:

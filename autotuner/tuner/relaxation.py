@@ -16,15 +16,17 @@ from autotuner.solve.problem.formulate import Formulation, formulate, solve_in_o
 from autotuner.solve.problem.offered import Place, state_of
 from autotuner.solve.problem.states import Variable
 from autotuner.solve.tables import Encoder
-from autotuner.space import Space
+from autotuner.space import Space, without_params
 from autotuner.tuner.bounds import Bounds, CheapestPlan, RivalsWanted, bounds
 from autotuner.tuner.costliest import PlannedCall, costliest, share
-from autotuner.tuner.learned import Costs, learned_costs, traits_of
+from autotuner.tuner.learned import Costs, Learned, learned_costs, traits_of
 from autotuner.tuner.twins import NO_TWINS, Twins
 
 T = TypeVar("T", bound=Hashable)
 Least = Mapping[str, Mapping[str, float]]
 """Lower bounds of the total through each state of each variable."""
+
+NOTHING_SEARCHED: Mapping[str, tuple[float, float]] = {}
 
 NEAR = 1.01
 """Up to this factor above the bound, the exact totals through all states take the time of a solution or two, and rule
@@ -40,8 +42,18 @@ class Relaxation:
 
     def __init__(self, space: Space, twins: Twins = NO_TWINS) -> None:
         self.space = space
+        self._twins = twins
         self._traits = traits_of(space.calls)
         self.twins_us = twins.expected_us(space.calls)
+
+    def extend(self, space: Space) -> None:
+        """Take the same space with more calls of its sampled cells."""
+        new = {key: call for key, call in space.calls.items() if key not in self._traits}
+        self._traits |= traits_of(new)
+        self.twins_us |= self._twins.expected_us(new)
+        if "problem" in self.__dict__:
+            self.problem.extend(space, len(self.space.choices))
+        self.space = space
 
     @cached_property
     def problem(self) -> "RelaxedProblem":
@@ -53,13 +65,22 @@ class Relaxation:
         return RelaxedProblem(self.space)
 
     def bounds(
-        self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float, rivals: RivalsWanted | None = None
-    ) -> Bounds | None:
-        """Solve; return None where there is no plan, whatever will be measured. Arguments as of `bounds.bounds`."""
+        self, known: Mapping[str, Measurement], ceilings: Roofline, enough: float, rivals: RivalsWanted | None = None,
+        searched_us: Mapping[str, tuple[float, float]] = NOTHING_SEARCHED,
+    ) -> Bounds | None:  # fmt: skip
+        """Solve; return None where there is no plan, whatever will be measured. Arguments as of `bounds.bounds`.
+
+        Args:
+            searched_us: what sampled cells are expected to come to when their searches go on, by key: what nine in ten
+                take at least, and what half of them do.
+        """
         measured, optimistic = self._costs_us(known, ceilings)
         left = {key: us for key, us in optimistic.items() if key not in known}
-        says_something = any(left.values()) or not self.twins_us.keys().isdisjoint(left)
+        says_something = any(left.values()) or not self.twins_us.keys().isdisjoint(left) or searched_us
         learned = learned_costs(self._traits, optimistic, measured, self.twins_us) if says_something else None
+        if learned is not None and searched_us:
+            likely, median = ({key: us[place] for key, us in searched_us.items()} for place in (0, 1))
+            learned = Learned({**learned.likely_us, **likely}, {**learned.median_us, **median})
         try:
             return bounds(self.problem.solve, measured, left, learned, enough, rivals)
         except InfeasibleError:
@@ -95,15 +116,30 @@ class RelaxedProblem:
     def __init__(self, space: Space) -> None:
         self._whole = formulate(space).priced(dict.fromkeys(space.calls, 0.0))
         self._encoder = Encoder(self._whole.problem)
-        self._calls = space.calls
+        self._calls = {**space.calls, **{cell.key: cell.call for cell in space.cells}}
         self._choices: dict[str, list[str]] = defaultdict(list)
-        for choice in space.choices:
-            self._choices[state_of(choice)].append(choice.call.key)
+        self._cells = {cell.key for cell in space.cells}
+        self._sampled = {cell.kernel for cell in space.cells}
+        self.extend(space, 0)
         self._conversions: dict[Place, list[str]] = defaultdict(list)
         for conversion in space.conversions:
             place = (conversion.tensor, conversion.source, conversion.target)
             self._conversions[place].append(conversion.call.key)
         self._tables = {str(table.variable): table.conversions for table in self._whole.structure.tables}
+
+    def extend(self, space: Space, known: int) -> None:
+        """Take the choices of a space, all but so many that are known, in the states of these.
+
+        Where a cell's calls compute something, the cell's key stands as well, for what its search may find.
+        """
+        self._calls |= space.calls
+        for choice in space.choices[known:]:
+            keys = self._choices[state_of(choice)]
+            keys.append(choice.call.key)
+            if choice.candidate.kernel in self._sampled:
+                cell = without_params(choice.call).key
+                if cell in self._cells and cell not in keys:
+                    keys.append(cell)
 
     def solve(self, costs_us: Costs) -> CheapestPlan:
         """Return the cheapest plan at these costs.

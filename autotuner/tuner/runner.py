@@ -11,6 +11,12 @@ from autotuner.tuner.compiling import Compilation
 from autotuner.tuner.ledger import Ledger
 from autotuner.tuner.progress import MeasurerProtocol, Progress, Result, SharingMeasurer
 
+Race = tuple[Sequence[Call], Sequence[Call]]
+"""A race in two parts: the incumbent, which is known already, and calls that are to be known."""
+
+NOT_YET: Race = ((), ())
+"""A race of nothing: all others are still to be compiled."""
+
 
 class RaceRunner:
     """Runs races of calls that are not known yet.
@@ -65,7 +71,7 @@ class RaceRunner:
     def ripe(self, races: Iterable[Sequence[Call]]) -> Iterator[Sequence[Call]]:
         """Yield what is to be measured of races as they are compiled, and empty races while all are still to be."""
         for race in self.compilation.in_turn(races):
-            if self._state.is_over("compile"):
+            if self._state.is_over("compile_beside"):
                 self._leave_out(self.compilation.give_up())
             left = [call for call in race if call.key in self.ledger.missing]
             if left or not race:
@@ -88,14 +94,12 @@ class RaceRunner:
         began_s = state.spent_s
         limit = state.within("measure") if until_s is None else until(lambda: state.spent_s > until_s)
         with suppress(OverError), limit:
-            for _ in self.results(self._needed(races), shared=True):
+            for _ in self.results(self.needed(races), shared=True):
                 state.tell(Progress("measure", self.ledger.done, self.total))
         self.measuring_s += state.spent_s - began_s
         self.ledger.flush(only_if_due=True)
 
-    def results(
-        self, races: Iterable[tuple[Sequence[Call], Sequence[Call]]], *, shared: bool = False
-    ) -> Iterator[Result]:
+    def results(self, races: Iterable[Race], *, shared: bool = False) -> Iterator[Result]:
         """Measure races, take the results and yield them.
 
         Args:
@@ -113,7 +117,7 @@ class RaceRunner:
             self.ledger.take(call, measurement)
             yield call, measurement
 
-    def _sent(self, races: Iterable[tuple[Sequence[Call], Sequence[Call]]]) -> Iterator[Sequence[Call]]:
+    def _sent(self, races: Iterable[Race]) -> Iterator[Sequence[Call]]:
         """Yield races as devices take them, and note which calls are under way."""
         under_way = self.ledger.under_way
         under_way.clear()
@@ -121,7 +125,7 @@ class RaceRunner:
             under_way.update(call.key for call in calls)
             yield [*leading, *calls]
 
-    def _needed(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Sequence[Call], Sequence[Call]]]:
+    def needed(self, races: Iterable[Sequence[Call]]) -> Iterator[Race]:
         """Yield what is left of races when it is their turn, and what leads them, until the state says enough.
 
         Empty races are passed on: nothing is compiled yet.
@@ -150,4 +154,4 @@ class RaceRunner:
     def _leave_out(self, keys: Iterable[str]) -> None:
         """Measure some calls no more: they stay unknown."""
         for key in keys:
-            del self.ledger.missing[key]
+            self.ledger.missing.pop(key, None)

@@ -26,8 +26,11 @@ LIKE: Mapping[str, Stage] = {"confirm": "measure"}
 EARLY_SHARE = 0.5
 """Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
 
-SHARES: Mapping[str, float] = {**dict.fromkeys(("search", "compile", "ceilings"), EARLY_SHARE), "measure": 0.9}
-"""Of the seconds, after which a stage ends; the rest is for confirming what would be chosen."""
+SHARES: Mapping[str, float] = {
+    **dict.fromkeys(("search", "compile", "ceilings"), EARLY_SHARE), "compile_beside": 0.8, "measure": 0.9,
+}  # fmt: skip
+"""Of the seconds, after which a stage ends; the rest is for confirming what would be chosen. What is compiled beside
+timing keeps nothing waiting, so that ends later."""
 
 
 @dataclass
@@ -45,6 +48,7 @@ class TuningState:
         spent: of the limits, before this run.
         twins: of the space's calls.
         waited_s: returns the seconds spent waiting for the device, which do not count against the limits.
+        searched_us: returns what sampled cells are expected to come to, as `Relaxation.bounds` takes it.
     """
 
     space: Space
@@ -64,6 +68,7 @@ class TuningState:
     policy: TuningPolicy = DEFAULT_POLICY
     twins: Twins = NO_TWINS
     waited_s: Callable[[], float] = lambda: 0.0
+    searched_us: Callable[[], Mapping[str, tuple[float, float]]] = dict
 
     def __post_init__(self) -> None:
         self._began = self._stage_began = self._solved_at = monotonic()
@@ -195,7 +200,9 @@ class TuningState:
         self.is_solved = False
         with suppress(OverError), self.within("measure"):
             rivals = self._rivals_wanted() if self.ends_by_twins else None
-            self.bounds = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0, rivals)
+            self.bounds = self._relaxed().bounds(
+                known, self.ceilings, self.options.gap or 0.0, rivals, self.searched_us()
+            )
             self._default_us = default_us(
                 self.space, {key: m.median_us for key, m in known.items() if m.median_us is not None}
             )
@@ -250,8 +257,10 @@ class TuningState:
         return self._space_problem
 
     def _relaxed(self) -> Relaxation:
-        if self._relaxation is None or self._relaxation.space is not self.space:
+        if self._relaxation is None:
             self._relaxation = Relaxation(self.space, self.twins)
+        if self._relaxation.space is not self.space:
+            self._relaxation.extend(self.space)
         return self._relaxation
 
     def batch(self, wanted: Sequence[str], known: int, pace_s: float, devices: int = 1) -> Sequence[str]:
@@ -288,5 +297,8 @@ class TuningState:
             return False
         if self.is_enough_by_twins and not again:
             return True
-        pairs = ((self.options.gap, self.bounds.proven_gap), (self.options.estimated_gap, self.bounds.estimated_gap))
+        proven, estimated = self.bounds.proven_gap, self.bounds.estimated_gap
+        if proven is not None and estimated is not None:
+            proven = max(proven, estimated)  # searches of cells may find more than what is proven of what they tried
+        pairs = ((self.options.gap, proven), (self.options.estimated_gap, estimated))
         return any(wanted is not None and found is not None and found <= wanted for wanted, found in pairs)

@@ -20,7 +20,7 @@ from autotuner.tuner.costliest import costliest_steps
 from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, MeasurerProtocol, Progress, Spent, Watch
-from autotuner.tuner.searching import search_cells
+from autotuner.tuner.searching import cell_counts, with_known_calls
 from autotuner.tuner.state import TuningState
 from autotuner.tuner.twins import known_twins
 
@@ -112,13 +112,11 @@ def tune(
         state.twins = known_twins(space, database, environment)
     over_s = inf if options.limits.seconds is None else max(spent.seconds, options.limits.seconds) + policy.slack_s
     opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, state, over_s)
-    searched = search_cells(space, database, measurer, state)
-    searched = replace(searched, fresh=searched.fresh | opened)
-    space = searched.space
     doubted = _doubted(database, key, environment.key) if unsettled is None else frozenset[str]()
-    unconfirmed = searched.fresh if unsettled is None else space.calls.keys()
+    unconfirmed = opened if unsettled is None else with_known_calls(space, database, environment.key).calls.keys()
     known = measure_missing(space, database, measurer, state, unconfirmed=unconfirmed, doubted=doubted)
-    known = searched.counted(known)
+    space = state.space
+    known = known.with_opened(opened, cell_counts(space, known.measurements))
     if unsettled is not None:
         known = replace(
             known, counts={**known.counts, "measured": state.measured, "reused": unsettled.counts["reused"]}

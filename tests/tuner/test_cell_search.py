@@ -20,13 +20,17 @@ from autotuner.ir.records import Call, Candidate, Measurement, Node, Scalar, Sub
 from autotuner.kernels import KERNELS
 from autotuner.measure import Measurer
 from autotuner.measure.child import load_modules
+from autotuner.measure.roofline import NO_ROOFLINE
 from autotuner.plan.configuration import Configuration
 from autotuner.settings import Limits, TuneOptions
 from autotuner.space import Cell, KernelEntry, Space, SpaceFile, build_space
-from autotuner.tuner import Progress, Replay, cell_counts, with_known_calls
+from autotuner.tuner import Progress, Replay, TuningPolicy, cell_counts, with_known_calls
 from autotuner.tuner.cell_search import STARTUP_TRIALS, CellSearch
-from autotuner.tuner.progress import Result
-from autotuner.tuner.searching import BATCH, search_cells
+from autotuner.tuner.ledger import Ledger
+from autotuner.tuner.progress import MeasurerProtocol, Result
+from autotuner.tuner.relaxation import Relaxation
+from autotuner.tuner.runner import RaceRunner
+from autotuner.tuner.searching import BATCH, CellSearches, begun, known_by_cell
 from autotuner.tuner.state import TuningState
 from tests.made_up import CPU, HERE, LINEAR, times
 from tests.tuner.asking import tune
@@ -114,13 +118,23 @@ class Racing(Replay):
                 yield (call, self.failing[str(call.candidate)]) if str(call.candidate) in self.failing else result
 
     def _cost_us(self, call: Call) -> float:
-        if call.candidate.kernel == "planted_tiled":
+        if call.candidate.kernel.startswith("planted"):
             return float(self.cost_us(call))
         return times([call.key])[call.key].median_us or 0.0
 
 
 def state_of(space: Space, limits: Limits | None = None) -> TuningState:
     return TuningState(space, lambda _: None, TuneOptions(limits=limits or Limits()))
+
+
+def search_cells(space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState) -> Ledger:
+    """Search all cells of a space, as a run does that measures everything, and return its ledger."""
+    known = known_by_cell(space, database, measurer.environment.key)
+    state.space = begun(space, known, state)
+    ledger = Ledger(state.space, database, measurer.environment.key, state)
+    with RaceRunner(ledger, measurer) as runner:
+        CellSearches(runner, measurer, known).search_all()
+    return ledger
 
 
 def tried_of(space: Space) -> set[str]:
@@ -278,7 +292,7 @@ def test_a_second_search_measures_nothing_and_finds_the_same_space(
     first = search_cells(space, database, Racing(planted), state_of(space))
     silent, state = Racing(planted), state_of(space)
     again = search_cells(space, database, silent, state)
-    assert (silent.races, again.fresh, state.reused) == ([], frozenset(), TRIALS)
+    assert (silent.races, again.fresh, state.reused) == ([], set(), TRIALS)
     assert tried_of(again.space) == tried_of(first.space)
     assert tried_of(with_known_calls(space, database, HERE.key)) == tried_of(first.space)
 
@@ -407,7 +421,7 @@ class TwoKernels(Racing):
 
     def _cost_us(self, call: Call) -> float:
         late = call.candidate.kernel == "planted_late"
-        return float(self.cost_us(call)) * (self.factor if late else 1.0)
+        return super()._cost_us(call) * (self.factor if late else 1.0)
 
 
 def test_cells_whose_kernel_compiles_take_turns_and_a_round_is_compiled_at_once(
@@ -442,8 +456,75 @@ def test_a_cell_far_behind_another_of_the_same_computation_is_searched_no_furthe
     assert len(everything.fresh) == TRIALS - tried
 
 
+@pytest.mark.parametrize(("factor", "far"), [(2.5, "planted_late"), (0.4, "planted_tiled")])
+def test_with_a_limit_a_cell_is_searched_as_far_as_it_could_be_of_a_better_plan(
+    factor: float, far: str, planted: Any, linear: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of each is measured, and a few more of the one that takes 2.5 times as long as the other."""
+    file = compiling_twice(planted, monkeypatch)
+    kept = ("torch_matmul", "torch_bias_grad", "planted_tiled", "planted_late")
+    file = file.model_copy(update={"kernels": {name: file.kernels[name] for name in kept}})
+    racing = TwoKernels(planted, factor)
+    found = tune(linear, file, database, racing, limits=Limits(seconds=3600.0), policy=TuningPolicy(few_calls=0))
+    rows = database.measurements(Filter(HERE.key), limit=1000)
+    by_kernel = Counter(row.call.candidate.kernel for row in rows)
+    tried = by_kernel.pop(far)
+    assert tried <= 1 + BATCH
+    assert TRIALS in by_kernel.values()
+    assert found.counts["sampled_tried"] == TRIALS + tried
+    assert found.counts["unneeded"] == found.counts["unknown"]
+
+
+def test_what_a_search_may_find_is_estimated_and_no_part_of_what_is_proven(planted: Any, space: Space) -> None:
+    (cell,) = space.cells
+    known = {key: racing_us(planted, call) for key, call in space.calls.items()}
+    relaxation = Relaxation(space)
+    alone = relaxation.bounds(known, NO_ROOFLINE, 0.0)
+    best_us = min(planted.cost_us(call) for call in space.calls.values() if call.candidate.kernel == "planted_tiled")
+    found = relaxation.bounds(known, NO_ROOFLINE, 0.0, searched_us={cell.key: (0.7 * best_us, 0.9 * best_us)})
+    assert alone is not None
+    assert found is not None
+    assert (alone.wanted, found.wanted) == ((), (cell.key,))
+    assert found.bound_us == alone.bound_us == found.best_us
+    assert found.estimated_us == pytest.approx(alone.bound_us - 0.3 * best_us)
+
+
+def test_a_gap_is_not_reached_while_searches_may_find_more(planted: Any, space: Space) -> None:
+    (cell,) = space.cells
+    state = TuningState(space, lambda _: None, TuneOptions(gap=0.01))
+    known = {key: racing_us(planted, call) for key, call in space.calls.items()}
+    state.searched_us = lambda: {cell.key: (1.0, 1.0)}
+    state.solve(known, now=True)
+    assert state.bounds is not None
+    assert state.bounds.proven_gap == 0
+    assert not state.enough()
+    state.searched_us = dict
+    state.solve(known, now=True)
+    assert state.enough()
+
+
+def racing_us(planted: Any, call: Call) -> Measurement:
+    return timed(call, Racing(planted)._cost_us(call))[1]
+
+
 class Beside(CompilingBeside, TwoKernels):
     """Two searched kernels that are compiled while others are timed."""
+
+
+def test_other_calls_are_timed_while_proposals_are_compiled(
+    planted: Any, linear: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = build_space(training_graph(linear.graph()), compiling_twice(planted, monkeypatch))
+    other = next(call for call in space.calls.values() if call.candidate.kernel == "torch_matmul")
+    database.remember(HERE)
+    measurer = Beside(planted, 1.0)
+    ledger = Ledger(space, database, HERE.key, state_of(space))
+    with RaceRunner(ledger, measurer) as runner:
+        CellSearches(runner, measurer, {}).search([space.cells[0].key], iter([([], [other])]))
+    first, *heats = measurer.races
+    assert first == [other]
+    assert [len(heat) for heat in heats] == [BATCH]
+    assert ledger.fresh == {call.key for race in measurer.races for call in race}
 
 
 def test_cells_race_as_their_proposals_are_compiled_and_try_what_rounds_try(

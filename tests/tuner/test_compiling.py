@@ -12,6 +12,8 @@ from autotuner.kernels import KERNELS
 from autotuner.settings import Limits
 from autotuner.tuner import Progress
 from autotuner.tuner import state as state_module
+from autotuner.tuner.compiling import Compilation
+from autotuner.tuner.state import TuningState
 from tests.made_up import CPU, space_of, times
 from tests.tuner.asking import Asking, tune
 from tests.tuner.beside import CompilingBeside
@@ -79,3 +81,14 @@ def test_a_limit_of_seconds_gives_up_what_is_not_compiled_by_then(
     assert set(measurer.asked) == set(space_of(small).calls) - compiling(small)
     assert found.counts["unknown"] == len(compiling(small))
     assert measurer.waiting == []
+
+
+def test_what_was_given_up_is_compiled_when_it_is_asked_for_again(small: Model) -> None:
+    space = space_of(small)
+    call = space.calls[min(compiling(small))]
+    compilation = Compilation(Beside({}), TuningState(space, lambda _: None), lambda *_: None)
+    compilation.beside([call])
+    assert compilation.give_up() == {call.key}
+    assert compilation.is_compiled([call])
+    compilation.beside([call])
+    assert not compilation.is_compiled([call])

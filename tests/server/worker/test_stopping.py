@@ -31,7 +31,6 @@ from autotuner.tuner import (
     explanation,
     measuring,
     relaxation,
-    searching,
     solving,
     tuning,
 )
@@ -68,7 +67,7 @@ def submitted(database: Database, model: Model, **asked: Any) -> Job:
 
 STAGES: dict[str, tuple[object, str]] = {
     "space": (tuning, "build_space"),
-    "search": (tuning, "search_cells"),
+    "search": (measuring, "known_by_cell"),
     "ceilings": (Device, "ceilings"),
     "compile": (Device, "prepare"),
     "measure": (Device, "measure"),
@@ -113,7 +112,7 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
     stage: str, small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = time.monotonic()
-    real, search = getattr(*STAGES[stage]), searching.search_cells
+    real, missing = getattr(*STAGES[stage]), measuring.measure_missing
     has_opened = False
 
     def slow(*given: Any, **named: Any) -> Any:
@@ -122,14 +121,14 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
             time.sleep(0.01)
         return real(*given, **named)
 
-    def searched(*given: Any) -> Any:
+    def opened(*given: Any, **named: Any) -> Any:
         nonlocal has_opened
         has_opened = True
-        return search(*given)
+        return missing(*given, **named)
 
     owner, name = STAGES[stage]
     monkeypatch.setattr(owner, name, slow)
-    monkeypatch.setattr(tuning, "search_cells", searched)
+    monkeypatch.setattr(tuning, "measure_missing", opened)
     expected: AbstractContextManager[Any] = nullcontext()
     if stage == "end_to_end":
         expected = pytest.warns(UserWarning, match="not timed end to end: the limit of 1.5 s was reached")
