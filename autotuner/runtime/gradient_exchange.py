@@ -242,11 +242,11 @@ class GradientExchange:
 
     def _collect(self, parameter: nn.Parameter) -> None:
         """Take a parameter whose gradient has come, and exchange the buckets that are complete."""
+        self._note_arrival(parameter)
+        is_whole = self._handed.has_come(parameter)
         gradient, plan, shape = parameter.grad, self._plan, tuple(parameter.shape)
         if gradient is not None and gradient.layout is not torch.strided:
             raise InputError("gradients are sparse: several processes exchange dense ones, so use sparse=False")
-        self._note_arrival(parameter)
-        is_whole = self._handed.has_come(parameter)
         if plan is None:
             return
         bucket = plan.bucket_of.get(id(parameter))

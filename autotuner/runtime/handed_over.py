@@ -3,6 +3,9 @@
 A gradient that a region hands over is the whole one where nothing else in the compiled graph reads its parameter.
 Whether something beside the graph does is seen by its address, once torch has it: torch adds gradients up in other
 memory than that of one which somebody else holds. Only parameters of which that was so in earlier steps are taken over.
+
+Of several micro-batches, the backward of the last one completes gradients. What earlier ones have left of a gradient is
+added to it as it is taken over, and where it is not yet, once torch has it.
 """
 
 from collections import Counter
@@ -39,6 +42,7 @@ class HandedOver:
         self._are_not: set[int] = set()
         self._at: dict[int, int] = {}
         self._kept: dict[int, torch.UntypedStorage] = {}
+        self._earlier: dict[int, tuple[nn.Parameter, Tensor]] = {}
 
     @contextmanager
     def of(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -61,11 +65,15 @@ class HandedOver:
                 yield
         finally:
             self._at, self._kept = {}, {}
+            for parameter, gradient in self._earlier.values():  # to whose gradient the backward did not come
+                parameter.grad = gradient
+            self._earlier = {}
 
     def take(self, made: Sequence[Made]) -> list[Tensor]:
         known = [self._known(each) for each in made]
         is_ready = [bool(own) and all(id(p) in self._are_whole for p in own) for own in known]
         ready = [(own, each) for own, each, is_one in zip(known, made, is_ready, strict=True) if is_one]
+        self._add_earlier(ready)
         taken = iter(self._take_over(ready) if ready else ())
         found = []
         for own, each, is_one in zip(known, made, is_ready, strict=True):
@@ -75,7 +83,10 @@ class HandedOver:
         return found
 
     def has_come(self, parameter: Tensor) -> bool:
-        """Say, once torch has a parameter's gradient, whether it is the one that was handed out."""
+        """Say, once torch has a parameter's gradient, whether it is the one that was handed out.
+
+        What earlier micro-batches have left of it is in it then.
+        """
         self._kept.pop(id(parameter), None)
         at = self._at.get(id(parameter))
         self._at[id(parameter)] = 0  # a second part is not the whole one
@@ -83,12 +94,17 @@ class HandedOver:
             return False
         is_whole = id(parameter) not in self._are_not and parameter.grad is not None and parameter.grad.data_ptr() == at
         self._turned_out(parameter, is_whole=is_whole)
+        _, earlier = self._earlier.pop(id(parameter), (None, None))
+        if earlier is not None and parameter.grad is not None:
+            parameter.grad = earlier.add_(parameter.grad)
         return is_whole
 
     def _known(self, made: Made) -> list[nn.Parameter]:
         """Return the parameters whose gradients these are; none where these may not be all that torch gives them."""
         own = [self._by_address.get(each.data_ptr()) for each in made.parameters]
-        known = [p for p, gradient in zip(own, made.gradients, strict=True) if p is not None and _is_first(p, gradient)]
+        known = [
+            p for p, gradient in zip(own, made.gradients, strict=True) if p is not None and _are_alike(p, gradient)
+        ]
         if len(known) < len(own):
             return []
         for parameter in known:
@@ -97,8 +113,25 @@ class HandedOver:
                 self._turned_out(parameter, is_whole=False)
         return [] if any(id(parameter) in self._are_not for parameter in known) else known
 
+    def _add_earlier(self, ready: Ready) -> None:
+        """Add what earlier micro-batches have left to gradients that are taken over, in the memory of these."""
+        added = [
+            (gradient, parameter.grad)
+            for parameters, made in ready
+            for parameter, gradient in zip(parameters, made.gradients, strict=True)
+            if parameter.grad is not None
+        ]
+        if added:
+            torch._foreach_add_([gradient for gradient, _ in added], [earlier for _, earlier in added])
+        for parameters, _ in ready:
+            for parameter in parameters:
+                parameter.grad = None
+
     def _note(self, known: Sequence[nn.Parameter], handed: Tensor) -> None:
         for parameter, gradient in zip(known, handed.unbind(0) if len(known) > 1 else [handed], strict=False):
+            if parameter.grad is not None:  # else torch would add to it, and hand out nothing to compare
+                self._earlier[id(parameter)] = parameter, parameter.grad
+                parameter.grad = None
             self._at[id(parameter)] = gradient.data_ptr()
             self._kept[id(parameter)] = handed.untyped_storage()  # so nothing is added to it in place
 
@@ -136,10 +169,11 @@ def _has_hooks(parameter: nn.Parameter) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def _is_first(parameter: nn.Parameter, gradient: Tensor) -> bool:
-    """Tell whether a gradient is the parameter's only one so far, as it will be handed to it."""
-    return parameter.grad is None and (parameter.shape, parameter.dtype, parameter.device) == (
+def _are_alike(parameter: nn.Parameter, gradient: Tensor) -> bool:
+    """Tell whether a gradient, and what there is of it already, are as torch would add them up in place."""
+    earlier = parameter.grad
+    return (parameter.shape, parameter.dtype, parameter.device) == (
         gradient.shape,
         gradient.dtype,
         gradient.device,
-    )
+    ) and (earlier is None or earlier.layout is torch.strided)

@@ -16,8 +16,9 @@ from autotuner.runtime import gradient_exchange, handed_over
 from autotuner.runtime.early_gradients import Made, in_place_of
 from autotuner.runtime.gradient_bucket import Bucket
 from tests.runtime.capture.known import planned
+from tests.runtime.made_up_device import instead_of_the_cpu
 
-RANKS, STEPS, LAYERS, WIDTH, ROWS, LENGTH, WORDS = 2, 4, 3, 64, 4, 8, 40
+RANKS, STEPS, LAYERS, WIDTH, ROWS, LENGTH, WORDS = 2, 5, 3, 64, 4, 8, 40
 BUCKET_BYTES = 64 << 10
 HOOKED = "bert.encoder.layer.1.output.dense.weight"
 
@@ -84,7 +85,10 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "clipped": {"max_norm": 0.05},
     "shared out": {"shard_optimizer": True, "max_norm": 0.05},
-    "micro-batches": {"micro": 2},
+    "micro-batches": {"micro": 3, "max_norm": 0.05},
+    "micro-batches, shared out": {"micro": 2, "shard_optimizer": True, "max_norm": 0.05},
+    "micro-batches, captured": {"micro": 2, "captured": True, "max_norm": 0.05},
+    "micro-batches, weights in a loss that is not compiled": {"micro": 2, "loss": with_a_penalty},
     "called twice": {"loss": twice},
     "weights in the loss": {"loss": with_weights},
     "weights in a loss that is not compiled": {"loss": with_a_penalty},
@@ -107,9 +111,9 @@ def values(model: nn.Module) -> list[Tensor]:
 
 
 def noting(events: list[str], told: str, own: Callable[..., Any]) -> Callable[..., Any]:
-    def noted(*given: Any) -> Any:
+    def noted(*given: Any, **named: Any) -> Any:
         events.append(told)
-        return own(*given)
+        return own(*given, **named)
 
     return noted
 
@@ -125,12 +129,16 @@ def run_rank(rank: int, folder: str) -> None:
     monkeypatch.setattr(handed_over.HandedOver, "take", noting(events, "made", handed_over.HandedOver.take))
     monkeypatch.setattr(exchange, "_launch", noting(events, "sent", exchange._launch))
     monkeypatch.setattr(exchange, "_collect", noting(events, "came", exchange._collect))
+    monkeypatch.setattr(torch.autograd, "backward", noting(events, "backward", torch.autograd.backward))
     models = found_in(region_calls(Model(), [(batch(0)[rows],)]), Model())
     found: dict[str, Any] = {}
     for name, given in CASES.items():
         torch._dynamo.reset()
         options = dict(given)
         loss, micro, prepare = options.pop("loss", plain), options.pop("micro", 1), options.pop("prepare", None)
+        captures = pytest.MonkeyPatch()
+        if options.pop("captured", False):
+            instead_of_the_cpu(captures)
         model = Model()
         if prepare is not None:
             prepare(model)
@@ -141,7 +149,8 @@ def run_rank(rank: int, folder: str) -> None:
         for number in range(STEPS):
             events.clear()
             step(*(batch(number, part)[rows] for part in range(micro)))
-        found[name] = values(model), list(events), str(step)
+        captures.undo()
+        found[name] = values(model), list(events), step.replays
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -179,19 +188,27 @@ def test_steps_are_those_of_one_process_with_the_whole_batch(ranks: list[dict[st
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_buckets_are_sent_while_backward_goes_on(ranks: list[dict[str, Any]], name: str) -> None:
-    events = ranks[0][name][1]
+    _, events, replays = ranks[0][name]
+    assert replays == (2 if CASES[name].get("captured") else 0)
+    assert events.count("backward") == CASES[name].get("micro", 1)
+    assert "sent" not in events[: last_of(events, "backward")]
     early = events[: events.index("came")].count("sent")
     assert events.count("sent") > LAYERS
-    if name == "called twice" or name == "micro-batches":  # parts of a gradient are not the whole one
+    if "called twice" in name:  # parts of a gradient are not the whole one
         assert early == 0
     else:
         assert early >= LAYERS - 1
         assert "made" in events[events.index("sent") :]
 
 
+def last_of(events: list[str], told: str) -> int:
+    return len(events) - 1 - events[::-1].index(told)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("micro", [1, 2])
 def test_updates_in_backward_take_gradients_over_and_hand_out_memory_that_all_share(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, micro: int
 ) -> None:
     most: list[int] = []
     take = handed_over.HandedOver.take
@@ -213,13 +230,54 @@ def test_updates_in_backward_take_gradients_over_and_hand_out_memory_that_all_sh
         )  # fmt: skip
         for number in range(STEPS):
             addresses: set[int] = set()
-            step(batch(number))
+            step(*(batch(number, part) for part in range(micro)))
             most.append(len(addresses))
         found.append(values(model))
     assert all(map(torch.equal, *found))
     assert most[:STEPS] == [0] * STEPS
     assert most[STEPS] > 10 * LAYERS  # which gradients are whole is found out by the first step
     assert max(most[STEPS + 1 :]) <= 3  # as larger ones come
+
+
+def test_what_earlier_micro_batches_have_left_is_in_a_gradient_that_is_taken_over() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    taken: list[list[float]] = []
+
+    def take_over(ready: Any) -> list[Tensor | None]:
+        taken.extend(gradient.tolist() for _, made in ready for gradient in made.gradients)
+        return [None] * len(ready)
+
+    handed = handed_over.HandedOver(take_over)
+
+    def backward(earlier: float, *parts: float) -> tuple[bool, list[float]]:
+        """Return whether the gradient is whole, and its value; torch has it in so many parts, the first handed over."""
+        parameter.grad = torch.full((3,), earlier)
+        with handed.of([parameter]):
+            gradient = torch.full((3,), parts[0])
+            (found,) = handed.take([Made([parameter], [gradient], gradient)])
+            for part in parts[1:]:
+                found = found + part
+            parameter.grad = found if parameter.grad is None else parameter.grad.add_(found)
+            is_whole = handed.has_come(parameter)
+        return is_whole, parameter.grad.tolist()
+
+    assert backward(1.0, 2.0) == (True, [3.0] * 3)
+    assert taken == []  # it is offered once it is known
+    assert backward(1.0, 2.0) == (True, [3.0] * 3)
+    assert taken == [[3.0] * 3]
+    assert backward(1.0, 2.0, 4.0) == (False, [7.0] * 3)
+    assert backward(1.0, 2.0, 4.0) == (False, [7.0] * 3)
+    assert taken == [[3.0] * 3] * 2
+
+
+def test_what_earlier_micro_batches_have_left_stays_where_backward_does_not_come_to_a_parameter() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    handed = handed_over.HandedOver(lambda ready: [None] * len(ready))
+    with handed.of([parameter]):
+        handed.take([Made([parameter], [torch.ones(3)], torch.ones(3))])
+        assert parameter.grad is None
+    assert torch.equal(parameter.grad, torch.ones(3))
 
 
 def test_a_gradient_is_whole_where_torch_has_what_was_handed_out_and_nothing_more() -> None:

@@ -4,6 +4,7 @@ import copy
 import os
 import signal
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def run(step: WholeStep, rank: int, micro: int = 1) -> list[float]:
     return norms
 
 
-def captured(rank: int) -> tuple[Any, str]:
+def captured(rank: int, micro: int = 1) -> tuple[Any, str]:
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)  # which takes capturable on the CPU
     recorder = Recorder(model, optimizer)
@@ -113,7 +114,7 @@ def captured(rank: int) -> tuple[Any, str]:
         return plain_loss(model, given)
 
     step = WholeStep(model, optimizer, loss, max_norm=MAX_NORM, recorder=recorder, exchange=exchange)
-    norms = run(step, rank)
+    norms = run(step, rank, micro)
     KEPT.append(step)
     return (norms, values(model), recorder.captures, step.replays, gives_back), str(step)
 
@@ -149,6 +150,13 @@ def run_rank(rank: int, folder: str) -> None:
     step, _ = stepped(model, max_norm=MAX_NORM, clip_per_bucket=True)
     found["per bucket"] = run(step, rank), values(model)
     found["captured"], found["captured words"] = captured(rank)
+    found["captured, micro-batches"], _ = captured(rank, micro=2)
+    model = Net()
+    step, _ = stepped(model, max_norm=MAX_NORM, shard_optimizer=True)
+    found["shards, micro-batches"] = run(step, rank, micro=2), values(model)
+    model = Net()
+    step, _ = stepped(model, max_norm=MAX_NORM, clip_per_bucket=True)
+    found["per bucket, micro-batches"] = run(step, rank, micro=2), values(model)
 
     model = Net()
     step, _ = stepped(model, loss_of)
@@ -264,19 +272,29 @@ def test_a_model_in_ddp_is_unwrapped_and_micro_batches_are_exchanged_once(found:
         assert_equal(rank["ddp"], norms, wanted)
 
 
+@pytest.mark.parametrize("way", ["shards", "captured"])
+def test_clipped_steps_of_micro_batches_are_those_of_one_process_with_the_whole_batches(
+    found: list[dict[str, Any]], way: str
+) -> None:
+    norms, wanted, _ = trained_alone(micro=2, max_norm=MAX_NORM)
+    for rank in found:
+        assert_equal(rank[f"{way}, micro-batches"][:2], norms, wanted)
+
+
 def test_processes_stay_equal_bit_by_bit(found: list[dict[str, Any]]) -> None:
     first, second = found
-    for way in ("exact", "ddp", "shards", "resumed", "per bucket"):
+    for way in ("exact", "ddp", "shards", "resumed", "per bucket", "shards, micro-batches"):
         assert all(map(torch.equal, first[way][1], second[way][1])), way
     assert all(map(torch.equal, first["buffers"], second["buffers"]))
     assert all(map(torch.equal, first["sometimes"], second["sometimes"]))
 
 
 def test_a_step_is_captured_and_its_replays_exchange(found: list[dict[str, Any]]) -> None:
-    for rank in found:
-        *_, captures, replays, gives_back = rank["captured"]
+    for rank, way in product(found, ("captured", "captured, micro-batches")):
+        *_, captures, replays, gives_back = rank[way]
         assert (captures, replays) == (1, STEPS - 3)  # the third step is the first with the buckets that were chosen
-        assert gives_back[:3] == [True] * 3  # what such a step kept would lie beside the graph's memory
+        # What such a step kept would lie beside the graph's memory.
+        assert all(gives_back[: 6 if "micro" in way else 3])
         assert rank["captured words"].startswith("3 of 6 steps were replayed, from 1 CUDA graphs; gradients of 2 proc")
         assert "gradients of 2 processes are averaged in 1 buckets of up to" in rank["words"]
         assert "as predicted" in rank["words"]
@@ -314,21 +332,25 @@ def test_training_goes_on_from_a_state_that_was_put_together(found: list[dict[st
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
-def test_with_clipping_before_the_exchange_the_norm_is_each_process_s_own(found: list[dict[str, Any]]) -> None:
-    model = Net()
+@pytest.mark.parametrize("micro", [1, 2])
+def test_with_clipping_before_the_exchange_the_norm_is_each_process_s_own(
+    found: list[dict[str, Any]], micro: int
+) -> None:
+    model, way = Net(), "per bucket" if micro == 1 else "per bucket, micro-batches"
     optimizer = adamw(model)
     for number in range(STEPS):  # one bucket has all parameters of this model
         of_ranks = []
         for rank in range(RANKS):
             model.zero_grad()
-            torch.autograd.backward(plain_loss(model, own(rank, number)))
+            for part in range(micro):
+                torch.autograd.backward(plain_loss(model, own(rank, 100 * part + number)) / micro)
             norm = float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM))
-            assert found[rank]["per bucket"][0][number] == pytest.approx(norm, rel=1e-4)
+            assert found[rank][way][0][number] == pytest.approx(norm, rel=1e-4)
             of_ranks.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
         for parameter, *gradients in zip(model.parameters(), *of_ranks, strict=True):
             parameter.grad = None if gradients[0] is None else sum(gradients) / RANKS
         optimizer.step()
-    for mine, other in zip(found[0]["per bucket"][1], values(model), strict=True):
+    for mine, other in zip(found[0][way][1], values(model), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
@@ -364,6 +386,7 @@ def test_what_is_frozen_and_trained_again_keeps_its_state(found: list[dict[str, 
     for shards in (False, True):
         for mine, wanted in zip(found[1][f"thawed {shards}"], values(model), strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+    assert all(map(torch.equal, found[1]["thawed False"], found[1]["thawed True"]))
 
 
 def test_what_torch_exchanges_is_left_to_it(found: list[dict[str, Any]]) -> None:
