@@ -7,6 +7,7 @@ from torch import Tensor
 
 from autotuner.runtime.devices import Run
 from autotuner.runtime.one_pass_updates import OnePassUpdates
+from autotuner.runtime.parameter_gather import PartedUpdates
 from autotuner.runtime.step_budget import StepBudget
 
 WARM_UP = 2
@@ -40,7 +41,7 @@ class Recorded:
     tuned_us: float = 0.0
     budget: StepBudget | None = None
     replay: Run | None = None
-    updates: OnePassUpdates | None = None
+    updates: OnePassUpdates | PartedUpdates | None = None
     inputs: list[Tensor] = field(default_factory=list)
     results: list[Tensor | None] = field(default_factory=list)
 

@@ -27,14 +27,13 @@ from autotuner.runtime.bucket_plan import FIRST_LIMIT, BucketPlan, arrival
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.gradient_bucket import Bucket
 from autotuner.runtime.handed_over import HandedOver, Ready, into_buckets
+from autotuner.runtime.parameter_gather import PARTS, ParameterGather
 from autotuner.runtime.processes import Peers
 
 PLAIN, READY, REPLAYED = range(3)
 """Ways of a process through a step: operator by operator; so, and it could be captured; as a graph."""
 PROBES = SIZES[0], SIZES[5]
 """Bytes of exchanges that are timed."""
-OWN_BUCKETS = 4
-"""Each process has so many at least, where the optimizer's state is shared out: so shares are about equal."""
 
 
 class GradientExchange:
@@ -190,21 +189,24 @@ class GradientExchange:
             raise InputError("a parameter has no gradient in it, and may have one in another process")
         self._launch_all(plan)
         none = [] if is_new or not self.are_plain else self._missing_everywhere(plan, missing)
-        for bucket in plan.buckets:
-            self.peers.wait(bucket.work)
+        if not self.shards or (self._max_norm is not None and not self.clips_before):
+            for bucket in plan.buckets:
+                self.peers.wait(bucket.work)
         with torch.no_grad():
             norm = None if self._max_norm is None else self._norm(plan)
         for parameter in (*none, *(self._of_others(plan) if self.shards else ())):
             parameter.grad = None
         return norm
 
+    def gather(self) -> ParameterGather:
+        """Return what updates, and gathers, the parameters of a step behind `finish`, where the state is shared out."""
+        return ParameterGather(self._plans[self._key()].buckets, self.peers)
+
     def updated(self) -> None:
-        """Send what this process has updated, once the optimizer's step is queued, and end the step."""
+        """End the step, once the optimizer's is queued."""
         plan = self._plan
         assert plan is not None
         with torch.no_grad():
-            if self.shards:
-                self._send_parameters(plan)
             self.peers.copy_from_first(plan.moving)
         self._launched = 0
         plan.begin()
@@ -346,19 +348,6 @@ class GradientExchange:
             self._launch_all(plan)
         return none
 
-    def _send_parameters(self, plan: BucketPlan) -> None:
-        """Have each process send the parameters that it has updated."""
-        works = []
-        for bucket in plan.buckets:
-            if self._is_own(bucket):
-                bucket.pack_parameters()
-            assert bucket.flat is not None
-            works.append(self.peers.broadcast(bucket.flat, bucket.owner))
-        for bucket, work in zip(plan.buckets, works, strict=True):
-            self.peers.wait(work)
-            if not self._is_own(bucket):
-                bucket.unpack_parameters()
-
     def _planned(self) -> BucketPlan:
         """Return buckets in the order in which the first process has got its gradients."""
         parameters, buffers = self._parameters(), list(self._model.buffers())
@@ -375,7 +364,7 @@ class GradientExchange:
         moving = [b for b, is_one in zip(buffers, is_used[len(parameters) :], strict=True) if is_one]
         plan = self._plans[self._key()] = BucketPlan(used, silent, moving, self._owners)
         arrivals = [self._arrival(parameter) for parameter in used]
-        limit = min(FIRST_LIMIT, sum(each.size for each in arrivals) // (OWN_BUCKETS * self.peers.size))
+        limit = min(FIRST_LIMIT, sum(each.size for each in arrivals) // (PARTS * self.peers.size))
         plan.divide(arrivals, limit if self.shards else FIRST_LIMIT, self.peers.size)
         return plan
 

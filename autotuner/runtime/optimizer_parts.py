@@ -1,6 +1,7 @@
 """A step of an optimizer for some of its parameters: each is moved as by one step with all of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from inspect import Parameter, signature
 
 from torch import Tensor
@@ -11,13 +12,20 @@ from autotuner.runtime.capturable import has_hooks
 
 def update_only(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     """Take a step with the other parameters left out of the optimizer's groups."""
+    with only(optimizer, parameters):
+        optimizer.step()
+
+
+@contextmanager
+def only(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Leave the other parameters out of the optimizer's groups for a while."""
     wanted = {id(parameter) for parameter in parameters}
     groups = optimizer.param_groups
     all_of = [group["params"] for group in groups]
     try:
         for group, members in zip(groups, all_of, strict=True):
             group["params"] = [parameter for parameter in members if id(parameter) in wanted]
-        optimizer.step()
+        yield
     finally:
         for group, members in zip(groups, all_of, strict=True):
             group["params"] = members

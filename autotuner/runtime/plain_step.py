@@ -15,6 +15,7 @@ from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.one_pass_updates import OnePassUpdates, own_step, trained
+from autotuner.runtime.parameter_gather import PartedUpdates
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
 Loss = Callable[[Any], Tensor]
@@ -53,13 +54,15 @@ class PlainStep:
         """True where gradients go before all are there."""
         return self._in_backward is not None
 
-    def updates(self, device: torch.device) -> OnePassUpdates:
+    def updates(self, device: torch.device) -> OnePassUpdates | PartedUpdates:
         """Return the optimizer's steps for a step that is captured.
 
         They are its own where parts of them are taken in backward. Processes that update the same parameters have to
         stay equal, however each of them runs its step: where one replays it, all take it in one pass, or none does.
         """
-        is_shared = self._exchange is not None and not self._exchange.shards
+        if self._exchange is not None and self._exchange.shards:
+            return PartedUpdates(self._optimizer, self._exchange.gather, lambda: self._one_pass(device, True))
+        is_shared = self._exchange is not None
         is_allowed = not self.frees_gradients and (not is_shared or self._agreed is not None)
         return self._one_pass(device, is_allowed)
 
@@ -126,7 +129,9 @@ class PlainStep:
         return OnePassUpdates(self._optimizer, device, self._max_norm if self._scales_at_end else None, is_allowed)
 
     def _update(self, norm: Tensor | None) -> None:
-        if self._agreed is not None and self._exchange is not None and not self._exchange.are_plain:
+        if self._exchange is not None and self._exchange.shards:
+            self._exchange.gather().run(self._optimizer, lambda _: own_step(self._optimizer, norm, self._max_norm))
+        elif self._agreed is not None and self._exchange is not None and not self._exchange.are_plain:
             self._agreed.step_now(norm)
         else:
             own_step(self._optimizer, norm, self._max_norm)

@@ -1,5 +1,6 @@
 """Gradients that processes exchange inside of a CUDA graph."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.nn import functional
 import autotuner
 from autotuner.runtime.devices import CudaRuntime
 from autotuner.runtime.gradient_exchange import GradientExchange
+from autotuner.runtime.one_pass_updates import OnePassUpdates
+from autotuner.runtime.parameter_gather import PARTS
 from autotuner.runtime.processes import Peers
 from autotuner.runtime.whole_step import WholeStep
 
@@ -21,8 +24,13 @@ RANKS, STEPS, MAX_NORM, WIDTH = 2, 8, 0.05, 512
 WAYS: dict[str, dict[str, Any]] = {
     "exact": {},
     "shards": {"shard_optimizer": True},
+    "shards, unclipped": {"shard_optimizer": True, "max_norm": None},
+    "shards, per bucket": {"shard_optimizer": True, "clip_per_bucket": True},
+    "shards, plain": {"shard_optimizer": True, "capture": False},
     "per bucket": {"clip_per_bucket": True},
     "plain": {"capture": False},
+    "micro-batches": {"micro": 2},
+    "micro-batches, shards": {"micro": 2, "shard_optimizer": True},
 }
 
 
@@ -42,6 +50,14 @@ def batch(number: int, rows: slice, length: int = 16) -> dict[str, Tensor]:
     return {"x": x[rows].cuda(), "y": y[rows].cuda()}
 
 
+def noting(events: list[str], told: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*given: Any, **named: Any) -> Any:
+        events.append(told)
+        return own(*given, **named)
+
+    return noted
+
+
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
@@ -50,25 +66,27 @@ def values(model: nn.Module) -> list[Tensor]:
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
-def alone(max_norm: float | None) -> list[Tensor]:
+def alone(max_norm: float | None, micro: int = 1) -> list[Tensor]:
     model = net()
     optimizer = adamw(model)
     for number in range(STEPS):
         optimizer.zero_grad()
-        torch.autograd.backward(loss_of(model, batch(number, slice(0, 16))))
+        for part in range(micro):
+            torch.autograd.backward(loss_of(model, batch(number + 100 * part, slice(0, 16))) / micro)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
     return values(model)
 
 
-def test_one_process_s_exchange_is_captured_and_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [False, True])
+def test_one_process_s_exchange_is_captured_and_changes_nothing(tmp_path: Path, *, shards: bool) -> None:
     distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         model = net()
         optimizer = adamw(model)
         runtime = CudaRuntime(torch.device("cuda"))
-        exchange = GradientExchange(model, optimizer, Peers(), runtime, max_norm=MAX_NORM)
+        exchange = GradientExchange(model, optimizer, Peers(), runtime, max_norm=MAX_NORM, shards=shards)
         step = WholeStep(
             model,
             optimizer,
@@ -79,7 +97,8 @@ def test_one_process_s_exchange_is_captured_and_changes_nothing(tmp_path: Path) 
         )
         for number in range(STEPS):
             step(batch(number, slice(0, 16)))
-        assert (step.replays, step.plain) == (STEPS - 3, 3), str(step)
+        before = 2 if shards else 3  # where the state is shared out, the first buckets stay
+        assert (step.replays, step.plain) == (STEPS - before, before), str(step)
         for mine, other in zip(values(model), alone(MAX_NORM), strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
     finally:
@@ -91,17 +110,24 @@ def run_rank(rank: int, folder: str) -> None:
     distributed.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
     found: dict[str, Any] = {}
     rows = slice(8 * rank, 8 * rank + 8)
-    for name, options in WAYS.items():
+    events: list[str] = []
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Peers, "broadcast", noting(events, "sent", Peers.broadcast))
+    patch.setattr(OnePassUpdates, "step", noting(events, "updated", OnePassUpdates.step))
+    for name, given in WAYS.items():
         torch._dynamo.reset()
+        events.clear()
+        options = {"max_norm": MAX_NORM} | given
+        micro = options.pop("micro", 1)
         model = net()
         optimizer = adamw(model)
-        step = autotuner.training_step(
-            model, optimizer, loss_of, max_norm=MAX_NORM, database=f"{folder}/{rank}.sqlite", **options
-        )
+        step = autotuner.training_step(model, optimizer, loss_of, database=f"{folder}/{rank}.sqlite", **options)
         for number in range(STEPS):
-            step(batch(number, rows))
+            step(*(batch(number + 100 * part, rows) for part in range(micro)))
+        read = values(model)  # at once, behind the current stream alone
         kept = sum(each.numel() for own in optimizer.state.values() for each in own.values() if each.numel() > 1)
-        found[name] = values(model), step.replays, kept, str(step)
+        found[name] = read, step.replays, kept, str(step), list(events)
+    patch.undo()
     for name, graphs in (("shapes", 8), ("mixed", 1)):
         torch._dynamo.reset()
         model = net()
@@ -122,14 +148,19 @@ def test_two_processes_capture_steps_that_are_those_of_one_with_the_whole_batch(
         pytest.skip(f"needs {RANKS} GPUs")
     spawn(run_rank, (str(tmp_path),), RANKS)  # type: ignore[no-untyped-call]
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(RANKS))
-    wanted = alone(MAX_NORM)
-    for name in WAYS:
+    for name, options in WAYS.items():
         assert all(map(torch.equal, first[name][0], second[name][0])), name
-        before = {"plain": STEPS, "shards": 2}.get(name, 3)  # where the state is shared out, the first buckets stay
+        shards = "shard_optimizer" in options
+        before = STEPS if "capture" in options else 2 if shards else 3  # of the state's owners, the first buckets stay
         assert first[name][1] == STEPS - before, first[name][3]
-        if name != "per bucket":
+        if "clip_per_bucket" not in options:
+            wanted = alone(options.get("max_norm", MAX_NORM), options.get("micro", 1))
             for mine, other in zip(first[name][0], wanted, strict=True):
                 torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=name)
+        if shards and "capture" not in options:
+            updates = [number for number, event in enumerate(first[name][4]) if event == "updated"]
+            assert 2 <= len(updates) <= PARTS
+            assert "sent" in first[name][4][updates[0] : updates[1]]
     assert first["shards"][2] + second["shards"][2] == first["exact"][2]
     for name in ("shapes", "mixed"):  # torch's own step would round otherwise than a replayed one
         assert all(map(torch.equal, first[name][0], second[name][0])), name
