@@ -34,6 +34,10 @@ class Made:
 class Taker(Protocol):
     """Takes gradients over."""
 
+    def place_of(self, parameter: Tensor) -> Tensor | None:
+        """Return memory that the gradient of a parameter may be written to, for it to be taken over there; or None."""
+        ...
+
     def take(self, made: Sequence[Made]) -> list[Tensor]:
         """Take gradients over, or not, and return what is handed out in place of each `whole`."""
         ...
@@ -92,10 +96,21 @@ def handed_out(
     return found
 
 
+def places_of(number: int, parameters: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Return where gradients of a region's parameters may be written to, or None for memory of the region's own."""
+    alone = _ALONE.get(number)
+    if not _TAKERS or alone is None:
+        return [None] * len(parameters)
+    return [
+        _TAKERS[-1].place_of(parameter) if is_alone and want else None
+        for parameter, is_alone, want in zip(parameters, alone, wanted, strict=True)
+    ]
+
+
 def alike_over(memory: Tensor, whole: Tensor) -> Tensor:
     """Return a tensor like another one over some bytes of memory, as if it were memory of its own."""
     flat = memory[: whole.nbytes].view(whole.dtype).as_strided(whole.shape, whole.stride())
-    return _as_own(flat)
+    return as_own(flat)
 
 
 def in_place_of(whole: Tensor, parts: Sequence[Tensor]) -> Tensor | None:
@@ -111,10 +126,10 @@ def in_place_of(whole: Tensor, parts: Sequence[Tensor]) -> Tensor | None:
     if not (lie_so and whole.is_contiguous() and len(parts) * size == whole.nbytes):
         return None
     flat = torch.as_strided(parts[0], whole.shape, whole.stride(), parts[0].storage_offset())
-    return _as_own(flat)
+    return as_own(flat)
 
 
-def _as_own(tensor: Tensor) -> Tensor:
+def as_own(tensor: Tensor) -> Tensor:
     """Return a tensor over the same memory that is its own storage for torch."""
     found: Tensor = dlpack.from_dlpack(dlpack.to_dlpack(tensor))  # type: ignore[attr-defined]
     return found

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotuner.ir.device import alignment_bytes
+
 ALIGNMENT = 16
-"""Bytes; parameters begin at multiples of it, as vectorised kernels like it."""
+"""Bytes; parameters begin at multiples of it at least, as vectorised kernels like it."""
 
 
 @dataclass(eq=False)
@@ -16,7 +18,7 @@ class Bucket:
     """Gradients of one element type on one device.
 
     Args:
-        parameters: of the gradients.
+        parameters: of the gradients, which begin at multiples of what the device's kernels are measured with.
         owner: rank of the process that updates them, where the optimizer's state is shared out.
 
     Attributes:
@@ -38,7 +40,8 @@ class Bucket:
     own_norm: Tensor | None = None
 
     def __post_init__(self) -> None:
-        unit = max(1, ALIGNMENT // self.parameters[0].element_size())
+        first = self.parameters[0]
+        unit = max(ALIGNMENT, alignment_bytes(first.device.type)) // first.element_size()
         offsets, self.elements = list[int](), 0
         for parameter in self.parameters:
             offsets.append(self.elements)

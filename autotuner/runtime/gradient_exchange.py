@@ -81,7 +81,7 @@ class GradientExchange:
         self._owners: dict[int, int] | None = {} if shards else None
         self._everyone: list[int] = []
         self._arrived: dict[int, Any] = {}
-        self._handed = HandedOver(self._take_over, self._note_arrival)
+        self._handed = HandedOver(self._take_over, self._note_arrival, self._place_of)
         self._began: Any = None
         self._launched, self._before = 0, list[Tensor]()
         self._has_new_buckets = False
@@ -283,6 +283,10 @@ class GradientExchange:
         if self._plan is not None:
             self._launch_ready(self._plan)
         return found
+
+    def _place_of(self, parameter: nn.Parameter) -> Tensor | None:
+        bucket = self._open_bucket_of(parameter)
+        return None if bucket is None else bucket.view_of(parameter)
 
     def _open_bucket_of(self, parameter: Tensor) -> Bucket | None:
         bucket = self._plan.bucket_of.get(id(parameter)) if self._plan else None

@@ -29,14 +29,16 @@ class HandedOver:
         take_over: takes what is offered of a region, and returns for each what is handed out in its place; None where
             it leaves it.
         arrived: is told of each parameter whose gradient is there.
+        place_of: returns where the gradient of a parameter is to lie once it is taken over; None where it has no place.
     """
 
     def __init__(
         self,
         take_over: Callable[[Ready], Sequence[Tensor | None]],
         arrived: Callable[[Tensor], None] = lambda _: None,
+        place_of: Callable[[nn.Parameter], Tensor | None] = lambda _: None,
     ) -> None:
-        self._take_over, self._arrived = take_over, arrived
+        self._take_over, self._arrived, self._place_of = take_over, arrived, place_of
         self._by_address: dict[int, nn.Parameter] = {}
         self._are_whole: set[int] = set()
         self._are_not: set[int] = set()
@@ -68,6 +70,11 @@ class HandedOver:
             for parameter, gradient in self._earlier.values():  # to whose gradient the backward did not come
                 parameter.grad = gradient
             self._earlier = {}
+
+    def place_of(self, parameter: Tensor) -> Tensor | None:
+        own = self._by_address.get(parameter.data_ptr())
+        is_whole = own is not None and id(own) in self._are_whole and id(own) not in self._at
+        return self._place_of(own) if own is not None and is_whole else None
 
     def take(self, made: Sequence[Made]) -> list[Tensor]:
         known = [self._known(each) for each in made]
@@ -144,7 +151,7 @@ class HandedOver:
 
 
 def into_buckets(ready: Ready, bucket_of: Callable[[nn.Parameter], Bucket | None]) -> list[Tensor | None]:
-    """Copy gradients to the buckets that wait for them, and return memory of these in place of each.
+    """Copy gradients to the buckets that wait for them, unless they lie there, and return memory of these for each.
 
     Args:
         bucket_of: the bucket that waits for the gradient of a parameter; None where there is none.
@@ -157,7 +164,8 @@ def into_buckets(ready: Ready, bucket_of: Callable[[nn.Parameter], Bucket | None
             found.append(None)
             continue
         views = [bucket.taken_over(parameter) for bucket, parameter in zip(buckets, parameters, strict=True)]
-        copied += zip(views, made.gradients, strict=True)
+        moved = zip(views, made.gradients, strict=True)
+        copied += [(view, gradient) for view, gradient in moved if view.data_ptr() != gradient.data_ptr()]
         found.append(in_place_of(made.whole, views))
     if copied:
         torch._foreach_copy_([view for view, _ in copied], [gradient for _, gradient in copied])

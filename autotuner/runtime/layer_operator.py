@@ -107,6 +107,7 @@ class _OriginalGraph:
         keeps: bool,
         parameters: Sequence[Tensor],  # noqa: ARG002
         in_place: bool,  # noqa: ARG002
+        places: Sequence[Tensor | None],  # noqa: ARG002
     ) -> list[Tensor | None]:
         """Return the wanted gradients of x and the parameters, None for others.
 

@@ -42,6 +42,7 @@ class OutputSet:
         phase: str,
         *,
         copying: Sequence[Run] = (),
+        offered: Mapping[int, Tensor],
         runtime: DeviceRuntime,
     ) -> None:
         """Allocate and build.
@@ -49,6 +50,7 @@ class OutputSet:
         Args:
             phase: "forward" or "backward".
             copying: calls that come before those of the steps.
+            offered: storages of others, by the number of the buffer that is to lie there.
             runtime: of the device.
         """
         plan = arena.plan
@@ -56,7 +58,7 @@ class OutputSet:
         self._plan, self._ports = plan, ports
         with torch.inference_mode(False), torch.no_grad():
             bases = {
-                number: arena.allocate(number)
+                number: offered[number] if number in offered else arena.allocate(number)
                 for number, buffer in enumerate(plan.buffers)
                 if buffer.role == "output" and buffer.phase == phase and number not in arena.held
             }
@@ -156,6 +158,10 @@ class OutputSets:
             self._spare[phase] = self._made(phase, copying)
         return self._spare[phase]
 
+    def over(self, phase: str, offered: Mapping[int, Tensor]) -> OutputSet:
+        """Return a set over storages of others, by the number of the buffer; it is used once."""
+        return self._made(phase, (), offered)
+
     def handed(self, made: OutputSet, numbers: Iterable[int]) -> list[Tensor]:
         """Return outputs of a set for the caller."""
         is_spare = made is self._spare.get(made.phase)
@@ -177,8 +183,10 @@ class OutputSets:
         self.by_phase = {"forward": [], "backward": []}
         self._spare = {}
 
-    def _made(self, phase: str, copying: Sequence[Run]) -> OutputSet:
-        return OutputSet(self._arena, self._steps, self._ports, phase, copying=copying, runtime=self._runtime)
+    def _made(self, phase: str, copying: Sequence[Run], offered: Mapping[int, Tensor] | None = None) -> OutputSet:
+        return OutputSet(
+            self._arena, self._steps, self._ports, phase, copying=copying, offered=offered or {}, runtime=self._runtime
+        )
 
 
 def copy_of(tensor: Tensor, strides: Sequence[int] | None = None) -> Tensor:

@@ -113,7 +113,10 @@ class Pool:
                 self._idle.append(workspace)
 
 
-Backward = Callable[[Sequence[Tensor | None], tuple[bool, ...], bool, Sequence[Tensor], bool], list[Tensor | None]]
+Backward = Callable[
+    [Sequence[Tensor | None], tuple[bool, ...], bool, Sequence[Tensor], bool, Sequence[Tensor | None]],
+    list[Tensor | None],
+]
 
 
 class Held(Protocol):

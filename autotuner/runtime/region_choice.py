@@ -168,12 +168,13 @@ class HeldCall:
         keeps: bool = False,
         current: Sequence[Tensor] = (),
         in_place: bool = False,  # noqa: ARG002
+        places: Sequence[Tensor | None] = (),
     ) -> list[Tensor | None]:
         budget, region = self._budget, self._way.region
         with nullcontext() if budget is None else budget.inside(self._choice, BACKWARD), region.going_back():
             lease = self._again(current) if self._lease is None else self._lease
             keeps = keeps and self._lease is not None
-            found = lease.backward(given, wanted, keeps, current, lease.workspace.gives_back)
+            found = lease.backward(given, wanted, keeps, current, lease.workspace.gives_back, places)
             del lease
         if budget is not None and not keeps:
             budget.ended(self)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, library
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
-from autotuner.runtime.early_gradients import handed_out
+from autotuner.runtime.early_gradients import handed_out, places_of
 from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
 from autotuner.runtime.output_set import copy_of
 from autotuner.runtime.pool import Held, Lease
@@ -209,10 +209,10 @@ def run_backward(
         device = next(grad.device for grad in grads if grad is not None)
         held, keeps = _region(number).restored(state, inputs, parameters, device), False
     in_place = known.in_place and isinstance(held, Lease) and held.workspace.gives_back
-    region = _REGIONS.get(number)
+    region, count = _REGIONS.get(number), len(wanted) - len(parameters)
+    places = [*[None] * count, *places_of(number, parameters, wanted[count:])]
     with torch._C._DisableAutocast(), nullcontext() if region is None else region.going_back():
-        found = held.backward(grads, tuple(wanted), keeps, parameters, in_place)
-    count = len(wanted) - len(parameters)
+        found = held.backward(grads, tuple(wanted), keeps, parameters, in_place, places)
     told = [gradient for gradient in known.gradients if gradient is not None]
     of_inputs = [as_told(made, lies) for made, lies in zip(found[:count], told, strict=True) if made is not None]
     of_parameters = stacked(found[count:], parameters, known.stacks, wanted[count:])

@@ -26,6 +26,7 @@ from autotuner.runtime.arena import Arena
 from autotuner.runtime.built_steps import BuiltSteps
 from autotuner.runtime.devices import Run, device_runtime
 from autotuner.runtime.graphs import CallSequence, Graphs, StreamOrder, Switch
+from autotuner.runtime.offered_memory import bases_in
 from autotuner.runtime.output_set import OutputSet, OutputSets
 from autotuner.runtime.parameter_memory import ParameterCopies, ParameterMemory
 from autotuner.runtime.scratch import Scratch
@@ -130,6 +131,7 @@ class Workspace:
         keeps: bool = False,
         current: Sequence[Tensor] = (),
         in_place: bool = False,
+        places: Sequence[Tensor | None] = (),
     ) -> list[Tensor | None]:
         """Run the steps that the wanted gradients need, and return them in the order of the ports, None for others.
 
@@ -141,6 +143,8 @@ class Workspace:
             keeps: whether it may be called again for the same forward.
             current: the caller's parameters, in the order of `lying`, with the values that forward saw.
             in_place: whether gradients of outputs that lie as the plan says are read where they are.
+            places: memory for each gradient of the ports' sources, or None. It is written to where the workspace gives
+                its own back, and it lies as the plan says.
 
         Raises:
             RuntimeError: an earlier backward has consumed what forward saved.
@@ -157,7 +161,7 @@ class Workspace:
             saved = self.arena.saved
             copies = [tensor.clone() for tensor in saved] if keeps else None
             try:
-                return self._backward(given, wanted, in_place)
+                return self._backward(given, wanted, in_place, places)
             finally:
                 if copies is None:
                     self._consumed = True
@@ -170,13 +174,18 @@ class Workspace:
                         tensor.copy_(copy)
 
     def _backward(
-        self, given: Sequence[Tensor | None], wanted: tuple[bool, ...], in_place: bool
+        self,
+        given: Sequence[Tensor | None],
+        wanted: tuple[bool, ...],
+        in_place: bool,
+        places: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
         self._put_back(self._given)
         count = len(self._given)
         self._move(self._given.take(given[:count], in_place=in_place))
         self._shown.take(given[count:])
-        made = self._set("backward")
+        offered = bases_in(self.plan, self.ports, places) if self.gives_back else {}
+        made = self.outputs.over("backward", offered) if offered else self._set("backward")
         self._run(made.sequence_for(wanted))
         handed = iter(self.outputs.handed(made, [number for number, want in enumerate(wanted) if want]))
         return [next(handed) if want else None for want in wanted]

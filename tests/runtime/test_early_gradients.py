@@ -130,6 +130,13 @@ def run_rank(rank: int, folder: str) -> None:
     monkeypatch.setattr(exchange, "_launch", noting(events, "sent", exchange._launch))
     monkeypatch.setattr(exchange, "_collect", noting(events, "came", exchange._collect))
     monkeypatch.setattr(torch.autograd, "backward", noting(events, "backward", torch.autograd.backward))
+    copy = torch._foreach_copy_
+
+    def copied(targets: list[Tensor], sources: list[Tensor]) -> None:
+        events.extend(["copied"] * len(targets))
+        copy(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copied)
     models = found_in(region_calls(Model(), [(batch(0)[rows],)]), Model())
     found: dict[str, Any] = {}
     for name, given in CASES.items():
@@ -199,6 +206,16 @@ def test_buckets_are_sent_while_backward_goes_on(ranks: list[dict[str, Any]], na
     else:
         assert early >= LAYERS - 1
         assert "made" in events[events.index("sent") :]
+
+
+@pytest.mark.slow
+def test_regions_of_a_captured_step_write_gradients_to_their_buckets(ranks: list[dict[str, Any]]) -> None:
+    def copies(name: str) -> int:
+        events = ranks[0][name][1]
+        return sum(event == "copied" for event in events[: events.index("came")])
+
+    assert copies("plain") == copies("micro-batches") == 16 * LAYERS
+    assert copies("micro-batches, captured") <= 3 * (LAYERS - 1)  # query, key and value, where a bucket ends
 
 
 def last_of(events: list[str], told: str) -> int:
@@ -314,6 +331,19 @@ def bucket() -> tuple[Bucket, list[nn.Parameter]]:
     made = Bucket(parameters)
     made.begin()
     return made, parameters
+
+
+def test_gradients_begin_where_kernels_of_the_device_may_write_and_gaps_are_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autotuner.runtime.gradient_bucket.alignment_bytes", lambda _: 256)
+    made, parameters = bucket()
+    for parameter in parameters:
+        parameter.grad = torch.ones(4, 8)
+    flat = made.fill()
+    begins = [made.view_of(parameter).storage_offset() for parameter in parameters]
+    assert begins == [0, 64, 128]  # of float32
+    assert (float(flat.sum()), made.size) == (3 * 32, 3 * 256)
 
 
 def put(made: Bucket, parameter: nn.Parameter, gradient: Tensor) -> Tensor:

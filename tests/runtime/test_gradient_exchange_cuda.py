@@ -1,6 +1,8 @@
 """Gradients that processes exchange inside of a CUDA graph."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.one_pass_updates import OnePassUpdates
 from autotuner.runtime.parameter_gather import PARTS
 from autotuner.runtime.processes import Peers
+from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.whole_step import WholeStep
+from tests.runtime.test_whole_step_cuda import encoder, sequences, squared, tuned
 
 pytestmark = pytest.mark.gpu
 
@@ -103,6 +107,43 @@ def test_one_process_s_exchange_is_captured_and_changes_nothing(tmp_path: Path, 
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
     finally:
         distributed.destroy_process_group()  # which would wait for ever for the graph, were it not closed before
+
+
+def test_regions_write_gradients_to_buckets_inside_of_the_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    copied: list[int] = []
+    copy, runtime = torch._foreach_copy_, CudaRuntime(torch.device("cuda"))
+
+    def noted(targets: list[Tensor], sources: list[Tensor]) -> None:
+        if runtime.is_capturing():
+            copied.append(len(targets))
+        copy(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", noted)
+    try:
+        regions: list[TunedRegion] = []
+        model = encoder().train().cuda()
+        twin = deepcopy(model)
+        optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, twin))
+        step = WholeStep(
+            model, optimizer, tuned(regions, partial(squared, model)), recorder=runtime,
+            exchange=GradientExchange(model, optimizer, Peers(), runtime),
+        )  # fmt: skip
+        given = sequences(2 * STEPS)
+        for first, second in zip(given[::2], given[1::2], strict=True):
+            step(first, second)
+            other.zero_grad()
+            for each in (first, second):
+                torch.autograd.backward(squared(twin, {key: value.cuda() for key, value in each.items()}) / 2)
+            other.step()
+        assert (step.replays, step.plain, len(regions)) == (STEPS - 3, 3, 2), str(step)
+        for mine, wanted in zip(values(model), values(twin), strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+        assert sum(copied) <= 4  # query, key and value of two layers are parts of a weight, and of a bias
+    finally:
+        distributed.destroy_process_group()
 
 
 def run_rank(rank: int, folder: str) -> None:
