@@ -1,8 +1,8 @@
 """Survey of a model's regions over many batches: which shapes occur, and how often."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import Coverage, percent
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.fallbacks import NO_GRAPH
+from autotuner.runtime.host_randomness import HostRandomness
 from autotuner.runtime.own_code import with_own_code
 from autotuner.settings import Settings
 
@@ -97,8 +99,8 @@ def regions(
 ) -> RegionReport:
     """Call a module with batches, and return which regions it has: their shapes, how often they run, which are tuned.
 
-    Forward runs, in the mode that the module is in; nothing is measured. `autotuner.tune(model, batches=batches)` tunes
-    them.
+    Forward runs, in the mode that the module is in; buffers and generators are put back behind it. Nothing is measured.
+    `autotuner.tune(model, batches=batches)` tunes them.
 
     Args:
         batches: each is what the module is called with: a mapping of keyword arguments, a tuple or list of positional
@@ -125,10 +127,15 @@ def _left_out(_: Any) -> Tensor:
     raise _LeftOutError
 
 
-def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCalls:
+def region_calls(
+    called: Callable[..., Any], batches: Iterable[Any], model: nn.Module | None = None
+) -> RegionCalls:  # fmt: skip
     """Call a module or function with each batch, and return the regions in its graphs.
 
     Graphs keep nothing for backward, unless gradients are taken within a call.
+
+    Args:
+        model: whose buffers are put back behind it; by default the module that is called.
     """
     keeps = False
     calls = RegionCalls()
@@ -153,7 +160,9 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
         return called(*arguments, **named)
 
     compiled = torch.compile(with_own_code(call), backend=look, dynamic=False)
-    with torch._dynamo.config.patch(recompile_limit=max(torch._dynamo.config.recompile_limit, 256)):
+    owner = called if model is None and isinstance(called, nn.Module) else model
+    limit = max(torch._dynamo.config.recompile_limit, 256)
+    with torch._dynamo.config.patch(recompile_limit=limit), _as_before(owner):
         for batch in batches:
             calls.batches += 1
             positional, named = _arguments(batch, called)
@@ -164,6 +173,27 @@ def region_calls(called: Callable[..., Any], batches: Iterable[Any]) -> RegionCa
                 keeps, calls.runs = True, before
                 compiled(*positional, **named)
     return calls
+
+
+@contextmanager
+def _as_before(model: nn.Module | None) -> Iterator[None]:
+    """Put back generators and a model's buffers, such as running means, that its calls have moved on."""
+    first = None if model is None else next(model.parameters(), None)
+    runtime = device_runtime(torch.device("cpu") if first is None or first.is_meta else first.device)
+    kept = [] if model is None else [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules() for name, buffer in module._buffers.items()
+        if buffer is not None and not nn.parameter.is_lazy(buffer) and not buffer.is_inference()
+    ]  # fmt: skip
+    host = HostRandomness()
+    with runtime.forked_random():
+        try:
+            yield
+        finally:
+            host.restore()
+            for module, name, buffer, before in kept:
+                module._buffers[name] = buffer
+                buffer.data.copy_(before)  # which no graph of the caller's takes for a change
 
 
 def _arguments(batch: Any, called: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

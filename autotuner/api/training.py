@@ -159,7 +159,7 @@ def training_step(
             from autotuner.api.tuning import Effort, tune_calls
 
         effort = Effort(database=database, threads=threads, space=space, fleet=fleet, tuning=tuning)
-        tunes = partial(tune_calls, objective, [(batch,)], device.type, effort, Teller(watch))
+        tunes = partial(tune_calls, objective, [(batch,)], device.type, effort, Teller(watch), model)
         tunes() if peers is None else peers.once_per_host(tunes)
 
     def compiled(whole: bool) -> Loss:

@@ -84,6 +84,7 @@ def tune(
 
     With example inputs, `model` may be any module: it is called once, the regions that can be tuned are found in what
     it does, and the configurations of these are returned. `torch.compile(model, backend="autotuner")` then runs them.
+    Buffers, such as running means, and generators are put back behind the call.
 
     Args:
         model: "bert-encoder:tiny", a `Model`, or a layer of a known class (`extents` must then give `b` and `l`).
@@ -133,13 +134,22 @@ def tune(
 
 
 def tune_calls(
-    called: Callable[..., Any], batches: Iterable[Any], device_type: str, effort: "Effort", teller: Teller
+    called: Callable[..., Any],
+    batches: Iterable[Any],
+    device_type: str,
+    effort: "Effort",
+    teller: Teller,
+    model: "nn.Module | None" = None,
 ) -> list[Configuration]:
-    """Tune the regions in a module's or function's calls with each of some batches, the most work first."""
+    """Tune the regions in a module's or function's calls with each of some batches, the most work first.
+
+    Args:
+        model: that a function calls.
+    """
     from autotuner.api.survey import found_in, region_calls
 
     teller.say("reading the model")
-    calls = region_calls(called, batches)
+    calls = region_calls(called, batches, model)
     models = found_in(calls, called)
     count = len(models)
     teller.say(f"{count} region{'s' * (count > 1)} to tune, with {calls.share} of the flop of the model's forward")

@@ -18,7 +18,7 @@ from autotuner.errors import ConfigurationError
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.binding import HOOKED, HOOKS
 from autotuner.runtime.fallbacks import Reason
-from autotuner.runtime.module import DropIn, sharing
+from autotuner.runtime.module import DropIn, is_exported, sharing
 from autotuner.runtime.own_code import with_own_code
 
 Compiled = Callable[..., Any]
@@ -62,8 +62,7 @@ class AppliedModule(DropIn):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the original's forward, in which regions run tuned."""
-        # The flag rather than `is_exporting()`, which older versions of the compiler take to be true always.
-        if torch.compiler._is_exporting_flag:  # a program that runs elsewhere has no operators of ours
+        if is_exported():  # a program that runs elsewhere has no operators of ours
             return self.original.forward(self, *arguments, **keywords)
         if torch.compiler.is_dynamo_compiling():
             return _outside_the_compiled_graph(self, arguments, keywords)

@@ -29,6 +29,13 @@ _OWN = (
 )  # fmt: skip
 
 
+def is_exported() -> bool:
+    """Tell whether torch.export or torch.jit.trace makes a program of what is called."""
+    # The flag rather than `is_exporting()`, which older versions of the compiler take to be true always.
+    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return torch.compiler._is_exporting_flag or is_traced
+
+
 class DropIn(nn.Module):
     """A module that runs configurations in place of another one, and counts its calls.
 
@@ -97,8 +104,7 @@ class TunedModule(DropIn):
             mask: over keys, as the framework's forward gets it, or why no configuration covers the call's arguments.
             original: the framework's forward with all other arguments bound.
         """
-        # The flag rather than `is_exporting()`, which older versions of the compiler take to be true always.
-        if torch.compiler._is_exporting_flag:  # a program that runs elsewhere has no operators of ours
+        if is_exported():  # a program that runs elsewhere has no operators of ours
             return original(x)
         if torch.compiler.is_dynamo_compiling():
             return self._run_in_compiled_model(x, mask, original)

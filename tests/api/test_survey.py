@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,3 +58,42 @@ def test_gradients_may_be_taken_within_a_call() -> None:
     calls = region_calls(module, [x, x.clone()])
     (runs,) = calls.runs.values()
     assert (runs, calls.batches) == (2 * LAYERS, 2)
+
+
+class Noisy(nn.Module):
+    """Draws numbers of two generators, and keeps running means and a count, one of them in a new tensor."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.norm = layers(), nn.BatchNorm1d(WIDTH)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        x = x + torch.rand(()) + float(np.random.rand())
+        found: Tensor = self.norm(self.layers(x))
+        return found
+
+
+def test_a_survey_leaves_buffers_and_generators_as_they_were() -> None:
+    module, x = Noisy(), torch.randn(8, WIDTH)
+    count, before = module.count, {name: each.clone() for name, each in module.state_dict().items()}
+    drawn = list[tuple[float, float]]()
+    for _ in range(2):
+        torch.manual_seed(1)
+        np.random.seed(1)
+        if drawn:
+            assert region_calls(module, [x]).models
+        drawn.append((float(torch.rand(())), float(np.random.rand())))
+    assert drawn[0] == drawn[1]
+    assert module.count is count
+    torch.testing.assert_close(dict(module.state_dict()), before, rtol=0.0, atol=0.0)
+
+
+def test_a_survey_of_a_function_leaves_the_buffers_of_its_model() -> None:
+    module, x = Noisy(), torch.randn(8, WIDTH)
+    before = {name: each.clone() for name, each in module.state_dict().items()}
+    assert region_calls(lambda given: module(given).sum(), [x], module).models
+    torch.testing.assert_close(dict(module.state_dict()), before, rtol=0.0, atol=0.0)

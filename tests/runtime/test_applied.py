@@ -332,6 +332,15 @@ def test_inside_a_compiled_model_the_graph_breaks_and_it_runs_tuned() -> None:
     assert (tuned.calls, tuned.fallbacks.total()) == (1, 0)
 
 
+def test_it_is_traced_by_jit_as_its_original() -> None:
+    module, x = OwnBlock(), inputs()
+    tuned = autotuner.apply(module, configurations(module, x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced: Any = torch.jit.trace(tuned, (x,))  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(traced(2 * x), module(2 * x))
+
+
 def second_derivatives(module: nn.Module, x: Tensor, **arguments: Any) -> dict[str, Tensor]:
     """Return gradients of a penalty on the gradient of x, by the parameter's name."""
     x = x.detach().requires_grad_()
