@@ -16,7 +16,7 @@ import autotuner
 from autotuner.api.backend import COMPILED
 from autotuner.errors import InputError
 from autotuner.runtime.padding.batches import NotPaddedError, read
-from autotuner.runtime.padding.calls import PaddedCalls
+from autotuner.runtime.padding.calls import STRUCTURES, PaddedCalls
 from autotuner.runtime.padding.choice import PaddingChoice
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 from autotuner.runtime.whole_step import WholeStep
@@ -544,6 +544,15 @@ def test_batches_that_are_not_known_run_as_they_are(name: str) -> None:
     data, sentence = UNREADABLE[name]
     with pytest.raises(NotPaddedError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
         read(data)
+
+
+def test_a_number_that_changes_in_each_batch_leaves_nothing_behind() -> None:
+    calls = padded_calls(bert())
+    for step in range(3 * STRUCTURES):
+        calls.fitted(({**batch(2, 9), "step": step},), None)
+        calls.fitted((batch(2, 9),), None)
+    assert len(calls._groups) == STRUCTURES
+    assert calls.fitted((batch(2, 7),), None).batches[0]["input_ids"].shape == (2, 9)
 
 
 def test_calls_of_one_shape_say_nothing_and_those_of_others_say_why() -> None:

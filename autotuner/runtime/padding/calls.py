@@ -30,7 +30,7 @@ from autotuner.runtime.processes import are_several
 REASONS = 64
 """So many reasons are told apart; calls for further ones are counted as one."""
 STRUCTURES = 64
-"""So many structures of batches that cannot be padded are remembered."""
+"""So many structures of batches are remembered: of those that cannot be padded, and of the others the latest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +169,11 @@ class PaddedCalls:
 
     def _group(self, forms: tuple[BatchForm, ...], modes: Hashable) -> CallGroup:
         key = forms, modes
-        if key not in self._groups:
-            self._groups[key] = CallGroup(PaddingChoice(self._runtime.elapsed_us, self._limit))
-        return self._groups[key]
+        found = self._groups.pop(key, None) or CallGroup(PaddingChoice(self._runtime.elapsed_us, self._limit))
+        self._groups[key] = found
+        if len(self._groups) > STRUCTURES:  # a number in a batch may be another one in each step
+            del self._groups[next(iter(self._groups))]
+        return found
 
     def _require(
         self, group: CallGroup, batches: tuple[Any, ...], forms: tuple[BatchForm, ...], shape: Shape, wanted: Shape
