@@ -104,6 +104,7 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(Path(start["cache_dir"], "triton"))
     os.environ["CUPY_CACHE_DIR"] = str(Path(start["cache_dir"], "cupy"))
     pin(start["threads"])
+    gc.disable()  # while torch is imported, too: a tenth of that
     import torch
 
     from autotuner.measure.bench import Bench
@@ -116,7 +117,6 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     bench = Bench(timer, device.held_bytes)
     gc.collect()
     gc.freeze()
-    gc.disable()
 
     def begin(index: int, own_work: bool) -> None:
         pulse.write(index, timeout_s * OWN_WORK_FACTOR if own_work or index == NOBODY else timeout_s)

@@ -1,11 +1,13 @@
 """The command line as one program: its help, what it imports, and how it ends."""
 
+import gc
 import subprocess
 import sys
 from importlib.metadata import version
 
 import pytest
 
+from autotuner import cli
 from tests.cli.running import Run
 
 COMMANDS = (
@@ -68,6 +70,16 @@ def test_the_program_ends_with_one_line_and_its_code() -> None:
     assert ran.stdout == ""
     (line,) = ran.stderr.strip().splitlines()
     assert line.startswith("error ModelError: ")
+
+
+def test_a_command_collects_garbage_rarely(run: Run) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        assert run("--version").code == 0
+        assert gc.get_threshold() == cli.RARELY
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_help_imports_nothing_slow() -> None:
