@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.ecosystem.known import OPTIONS, Tuned, remember
+from tests.processes import spawn
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_processes_that_share_a_model_train_as_they_did(tmp_path: Path, monkeypa
     monkeypatch.delenv("AUTOTUNER_SERVER", raising=False)
     torch._dynamo.reset()
     remember(tmp_path / "known.sqlite", Net(), [batch(0)])
-    spawn(run_rank, (str(tmp_path),), RANKS)  # type: ignore[no-untyped-call]
+    spawn(run_rank, (str(tmp_path),), RANKS)
     for rank in range(RANKS):
         for how, (ours, theirs, places) in torch.load(tmp_path / f"{rank}.pt").items():
             assert ours == pytest.approx(theirs, rel=1e-5), how

@@ -12,11 +12,11 @@ import torch
 import transformers
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotuner.runtime.region import TunedRegion
 from tests.ecosystem.known import OPTIONS, remember
+from tests.processes import spawn
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str]
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AUTOTUNER_SERVER", raising=False)
-        spawn(run_rank, (str(folder),), RANKS)  # type: ignore[no-untyped-call]
+        spawn(run_rank, (str(folder),), RANKS)
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import autotuner
 from autotuner.errors import InputError
+from tests.processes import spawn
 
 RANKS, STEPS, MAX_NORM = 2, 4, 0.05
 
@@ -69,7 +69,7 @@ def run_rank(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tensor]]]:
     folder = tmp_path_factory.mktemp("ranks")
-    spawn(run_rank, (str(folder),), RANKS)  # type: ignore[no-untyped-call]
+    spawn(run_rank, (str(folder),), RANKS)
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(RANKS)]
 
 

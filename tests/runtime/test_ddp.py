@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotuner.plan.configuration import load_configuration, save_configuration
 from autotuner.runtime import encoder_layer
+from tests.processes import spawn
 from tests.runtime.layers import batch, tuned
 from tests.runtime.plans import configuration, model
 
@@ -59,7 +59,7 @@ def trained(net: nn.Module, rank: int, device_type: str, after_two: Callable[[],
 @pytest.mark.parametrize("device_type", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_processes_that_share_gradients_train_as_the_framework_does(device_type: str, tmp_path: Path) -> None:
     save_configuration(configuration(model(), 0, device_type), tmp_path / "found.json")
-    spawn(run_rank, (str(tmp_path), device_type), RANKS)  # type: ignore[no-untyped-call]
+    spawn(run_rank, (str(tmp_path), device_type), RANKS)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS))
     for name in ("tuned", "tuned after two steps"):
         for one, other, twin in zip(first[name], second[name], first["framework"], strict=True):

@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import spawn
 
 import autotuner
 from autotuner.api.survey import found_in, region_calls
 from autotuner.runtime import gradient_exchange, handed_over
 from autotuner.runtime.early_gradients import Made, in_place_of
 from autotuner.runtime.gradient_bucket import Bucket
+from tests.processes import spawn
 from tests.runtime.capture.known import planned
 from tests.runtime.made_up_device import instead_of_the_cpu
 
@@ -165,7 +165,7 @@ def run_rank(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    spawn(run_rank, (str(folder),), RANKS)  # type: ignore[no-untyped-call]
+    spawn(run_rank, (str(folder),), RANKS)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import destroy_process_group
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,6 +23,7 @@ from autotuner.runtime.gradient_exchange import GradientExchange
 from autotuner.runtime.processes import Peers
 from autotuner.runtime.scratch import shared_scratch
 from autotuner.runtime.whole_step import WholeStep
+from tests.processes import spawn
 from tests.runtime.whole_steps import Recorder
 
 pytestmark = pytest.mark.slow
@@ -232,7 +232,7 @@ def errors(rank: int) -> list[str]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    spawn(run_rank, (str(folder),), RANKS)  # type: ignore[no-untyped-call]
+    spawn(run_rank, (str(folder),), RANKS)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 
@@ -436,7 +436,7 @@ def die(rank: int, folder: str) -> None:
 
 
 def test_where_one_process_is_killed_the_other_ends_with_a_sentence(tmp_path: Path) -> None:
-    context = spawn(die, (str(tmp_path),), RANKS, join=False)  # type: ignore[no-untyped-call]
+    context = spawn(die, (str(tmp_path),), RANKS, join=False)
     for process in context.processes:
         process.join(60)
     assert [process.exitcode for process in context.processes] == [0, -signal.SIGKILL]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import spawn
 
+from tests.processes import spawn
 from tests.runtime.kinds import KINDS, pair
 from tests.runtime.layers import batch
 
@@ -76,7 +76,7 @@ def trained(layer: nn.Module, version: int, device: str, rank: int) -> list[Tens
 def test_sharded_layers_train_as_the_frameworks_do_step_by_step(device: str, tmp_path: Path) -> None:
     if device == "cuda" and torch.cuda.device_count() < RANKS:
         pytest.skip(f"needs {RANKS} GPUs")
-    spawn(run_rank, (str(tmp_path), device), RANKS)  # type: ignore[no-untyped-call]
+    spawn(run_rank, (str(tmp_path), device), RANKS)
     for rank in range(RANKS):
         for case, (tuned, framework, calls, fallbacks) in torch.load(tmp_path / f"{rank}.pt").items():
             for number, (one, other) in enumerate(zip(tuned, framework, strict=True)):

@@ -1,0 +1,28 @@
+"""Processes that train one model together, in tests."""
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.multiprocessing.spawn import start_processes
+
+IMPORTED = [
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.distributed.fsdp",
+    "transformers",
+    "autotuner.runtime",
+]
+"""Modules that take seconds to import."""
+
+
+def spawn(run: Callable[..., None], arguments: tuple[Any, ...], count: int, *, join: bool = True) -> Any:
+    """Run a function of a rank and arguments in processes, as torch's `spawn` does; without `join`, return its context.
+
+    They are forks of one process of this run, which has imported what takes long, and nothing else. Its environment is
+    that of the first test which needs it. On a host with a GPU, which forks could not use, each imports for itself.
+    """
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    method = "spawn" if torch.cuda.is_available() else "forkserver"
+    return start_processes(run, arguments, count, join=join, start_method=method)  # type: ignore[no-untyped-call]
