@@ -22,7 +22,7 @@ LEFT_OUT = shutil.ignore_patterns(
 HOSTS = f"127.0.0.1 localhost {gethostname()} db head.example tuning.example\n::1 localhost\n"
 HERE = (
     "TMPDIR", "CXX", "COMPILER_PATH", "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CACHE_DIR",
-    "TORCHINDUCTOR_VEC_ISA_OK",
+    "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_DYNAMO_RUN_GC_AFTER_COMPILE",
 )  # fmt: skip
 """Variables of this run: how it compiles, and where it keeps that; no document compiles what another one has."""
 NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -9,8 +9,9 @@ from autotuner.kernels import KERNELS
 from autotuner.measure import Measurer, rotate_bytes
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
+from autotuner.server.worker.ahead import StartedAhead
 from autotuner.settings import Settings
-from autotuner.tuner import Replay
+from autotuner.tuner import MeasurerProtocol, Replay, Watch
 from scripts.recorded import TINY
 
 COMPILED_US = 10_000.0
@@ -52,3 +53,10 @@ def recorded(request: Request, settings: Settings) -> RecordedTimes:
 def untimed(found: Configuration, *_: Any, **__: Any) -> Configuration:
     """Return an answer as it is: timing it end to end takes a minute."""
     return found
+
+
+class NoneAhead(StartedAhead):
+    """Starts no process that would time an answer end to end: nobody asks it."""
+
+    def __init__(self, request: Request, measurer: MeasurerProtocol, watch: Watch, *_: Any) -> None:
+        super().__init__(request, measurer, watch, None, None)

@@ -12,7 +12,7 @@ from tests.docs.not_run import NOT_RUN, STAND_INS
 from tests.docs.session import SKIP, commands, stays
 
 WITH_CODE = [path for path in DOCUMENTS if any(block.language in RUN for block in blocks(path))]
-UNEXPLAINED = {"README.md", "training.md"}
+UNEXPLAINED = {"README.md", "quickstart.md", "training.md"}
 """Documents that show no explanation of a plan."""
 TUNES = {"tuning.md"}
 """Documents that begin with a tuning of bert-encoder:tiny; it has been done before the others are read."""
