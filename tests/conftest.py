@@ -65,6 +65,8 @@ os.environ.setdefault("AUTOTUNER_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # g++ knows the instructions of this processor. Each process that compiles would try them: 0.8 s, the first one 6 s.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Dynamo collects garbage after each compilation, which frees nothing that matters to a test.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 # Each process that a test starts would compile the modules of this package anew: half a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -109,11 +111,15 @@ def faults_raise(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rules, "FAULTS_RAISE", True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def own_garbage() -> Iterator[None]:
-    """Have garbage collections look only at what a module's tests made: of all that a run holds, each takes 1 s."""
+    """Have garbage collections look only at what a module's tests made: of all that a run holds, each takes 1 s.
+
+    What a module leaves behind is collected at its end, before the next module's tests leave it out.
+    """
     gc.freeze()
     yield
+    gc.collect()
     gc.unfreeze()
 
 

@@ -16,8 +16,6 @@ from autotuner.errors import InputError, MissingError
 from autotuner.runtime.step_budget import StepNeeds
 from tests.runtime.capture.known import planned
 
-pytestmark = pytest.mark.usefixtures("own_garbage")
-
 
 @pytest.fixture(autouse=True)
 def in_float64() -> Iterator[None]:

@@ -19,8 +19,6 @@ from tests.runtime.plans import WITH_DROPOUT, configuration, model
 from tests.runtime.regions import assert_same, shared, shared_model, shared_operands, shared_ports, step
 from tests.runtime.test_overlap import everything_beside
 
-pytestmark = pytest.mark.usefixtures("own_garbage")
-
 STEPS = 4
 
 

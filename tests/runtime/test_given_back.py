@@ -17,8 +17,6 @@ from tests.runtime.made_up_device import MadeUpDevice, instead_of_the_cpu
 from tests.runtime.plans import configuration, model
 from tests.runtime.regions import assert_same, declared_ports, operands, step
 
-pytestmark = pytest.mark.usefixtures("own_garbage")
-
 LAYERS = 6
 WIDE = {"b": 4, "l": 64, "h": 64, "n": 4, "p": 16, "f": 256}
 

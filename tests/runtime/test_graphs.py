@@ -15,8 +15,6 @@ from tests.runtime.layers import batch, tuned_layer
 from tests.runtime.made_up_device import MadeUpDevice, instead_of_the_cpu
 from tests.runtime.plans import configuration, model
 
-pytestmark = pytest.mark.usefixtures("own_garbage")
-
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUpDevice:

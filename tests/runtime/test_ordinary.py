@@ -24,7 +24,7 @@ from tests.runtime.kinds import KINDS, interleaved, pair
 from tests.runtime.layers import CUDA, assert_equal, batch, gradients
 from tests.runtime.plans import configuration, model
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_garbage")]
+pytestmark = pytest.mark.slow
 
 STEPS = 3
 kinds = pytest.mark.parametrize("kind", KINDS)

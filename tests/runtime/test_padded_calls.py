@@ -22,7 +22,7 @@ from autotuner.runtime.updates_in_backward import UpdatesInBackward
 from autotuner.runtime.whole_step import WholeStep
 from tests.runtime.whole_steps import Recorder
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_garbage")]
+pytestmark = pytest.mark.slow
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 120,

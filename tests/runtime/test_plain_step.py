@@ -8,8 +8,6 @@ from autotuner.runtime.devices import CpuRuntime
 from autotuner.runtime.plain_step import PlainStep
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
-pytestmark = pytest.mark.usefixtures("own_garbage")
-
 RUNTIME = CpuRuntime(torch.device("cpu"))
 X = torch.ones(4, 3)
 

@@ -27,8 +27,6 @@ from tests.made_up import HERE, UNEXPLAINED, times
 from tests.runtime.capture.known import FEW, Known, planned
 from tests.runtime.made_up_device import instead_of_the_cpu
 
-pytestmark = pytest.mark.usefixtures("own_garbage")
-
 LAYERS = 3
 STEPS = 4
 OFF = 0.05
