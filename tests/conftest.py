@@ -55,7 +55,13 @@ IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 HOME = os.environ["HOME"] if IS_WORKER else move_to_an_empty_home()
 
+from hypothesis import HealthCheck, settings  # noqa: E402
+
 from tests.postgresql import NoServerError, server  # noqa: E402
+
+# A busy machine takes as long as it likes for an example, and for drawing it.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 os.environ.setdefault("AUTOTUNER_LOG_FORMAT", "words")  # of the services and workers that tests start
 os.environ.setdefault("AUTOTUNER_QUIET", "1")

@@ -65,7 +65,7 @@ def test_work_goes_on_while_the_database_is_locked_and_all_is_stored_after(
             for block in range(10):
                 store(database, environment, make_call(block), float(block))
                 assert len(database.find(environment.key, keys)) == block + 1
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 30.0, "each that waited for the lock would take a minute"
             with opened(file) as second:
                 assert second.measurements() == []
             other.execute("ROLLBACK")

@@ -161,7 +161,7 @@ def test_a_service_refuses_at_once_while_its_server_is_frozen_and_answers_soon_a
             for _ in range(20):
                 with pytest.raises(UnavailableError, match="as another request has found"):
                     database.queue.jobs()
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 10.0, "each that asked the server itself would take 1 s"
         finally:
             own.tell_all(signal.SIGCONT)
 

@@ -32,7 +32,7 @@ from tests.docs.not_run import NOT_RUN
 
 FOLDER = Path.cwd()
 START_S = 120.0
-END_S = 20.0
+END_S = 60.0
 SKIP = 77
 """The exit code where the host lacks something that is no part of this project."""
 

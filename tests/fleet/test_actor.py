@@ -21,6 +21,8 @@ from scripts.recorded import LARGE
 from scripts.replaying import CANARY_US, ReplayingMeasurer
 from tests.made_up import made_up_configuration, small_model
 
+PATIENCE_S = 60.0
+
 
 def spec(**arguments: Any) -> str:
     return MeasurerSpec("scripts.replaying:replaying", {"seconds": 0.0, **arguments}).to_text()
@@ -69,7 +71,7 @@ def test_it_keeps_few_measurers_and_closes_the_one_used_longest_ago(actor: Bench
 def test_a_measurer_that_fails_is_told_and_the_actor_leaves(actor: BenchActor, left: threading.Event) -> None:
     answer = json.loads(actor.open(spec(recording="unknown")))
     assert "KeyError" in answer["failed"]
-    assert left.wait(5)
+    assert left.wait(PATIENCE_S)
 
 
 def test_an_error_of_the_question_leaves_the_actor_alone(actor: BenchActor, left: threading.Event) -> None:
@@ -86,12 +88,12 @@ def refusing(_beside: object) -> None:
 
 
 def test_it_leaves_when_nobody_has_asked_for_long_and_not_before(left: threading.Event) -> None:
-    actor = BenchActor("one/0", left.set, idle_s=0.4)
-    for _ in range(4):
-        time.sleep(0.2)
+    actor = BenchActor("one/0", left.set, idle_s=2.0)
+    for _ in range(5):
+        time.sleep(0.5)
         actor.look(spec())
     assert not left.is_set()
-    assert left.wait(5)
+    assert left.wait(PATIENCE_S)
 
 
 def test_processes_are_started_by_threads_that_stay(actor: BenchActor) -> None:
@@ -116,7 +118,7 @@ class Compiling(ReplayingMeasurer):
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         self.is_compiling = True
         self.begun.set()
-        assert self.end.wait(30)
+        assert self.end.wait(PATIENCE_S)
         if self.closed_by:
             raise MeasureError("a compiling process was lost")
         self.is_compiling = False
@@ -151,14 +153,14 @@ def test_a_plan_is_timed_as_a_whole_after_what_other_jobs_compile_and_that_ends_
     with ThreadPoolExecutor(2) as asking:
         built = asking.submit(actor.compile, others, json.dumps(request))
         assert wait_until(lambda: bool(COMPILING))
-        assert COMPILING[0].begun.wait(10)
+        assert COMPILING[0].begun.wait(PATIENCE_S)
         whole = {"do": "whole", "configuration": found.to_json(), "samples": 7}
         timing = asking.submit(actor.ask, spec(), json.dumps(whole))
         time.sleep(0.3)
         assert not seen, "the compilers use the GPU"
         COMPILING[0].end.set()
-        assert json.loads(built.result(30)) == {"results": [[CANARY.key, None]], "warnings": []}
-        answer = json.loads(timing.result(30))
+        assert json.loads(built.result(PATIENCE_S)) == {"results": [[CANARY.key, None]], "warnings": []}
+        answer = json.loads(timing.result(PATIENCE_S))
     assert Configuration.from_json(answer["configuration"]) == found
     assert answer["warnings"] == ["7 samples"]
     ((is_compiling, closed_by),) = seen
@@ -179,11 +181,11 @@ def test_a_whole_that_fails_is_told_and_the_actor_leaves(
     found = made_up_configuration(small_model(tmp_path))
     answer = json.loads(actor.ask(spec(), json.dumps({"do": "whole", "configuration": found.to_json(), "samples": 1})))
     assert answer["failed"] == "the process that times end to end was lost"
-    assert left.wait(5)
+    assert left.wait(PATIENCE_S)
 
 
 def wait_until(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE_S
     while not holds() and time.monotonic() < end:
         time.sleep(0.01)
     return holds()

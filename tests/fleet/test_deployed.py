@@ -214,8 +214,8 @@ def test_slurms_script_makes_a_fleet_of_two_hosts_with_a_runner_and_ends_it(
         assert not (tmp_path / "home" / ".ray" / "auth_token").exists(), "each allocation has a token of its own"
         family = descendants(batch.pid)
         batch.send_signal(signal.SIGTERM)
-        assert batch.wait(60) != 0
-        until(lambda: not any(Path(f"/proc/{number}").exists() for number in family), 30, log)
+        assert batch.wait(WAIT_S) != 0
+        until(lambda: not any(Path(f"/proc/{number}").exists() for number in family), WAIT_S, log)
     steps = [line.partition(f" {slurm['AUTOTUNER']} ")[2] for line in (tmp_path / "srun").read_text().splitlines()]
     assert sorted(steps) == sorted(
         [
@@ -266,7 +266,7 @@ def test_the_head_of_kubernetes_runs_ray_and_the_worker_and_ends_with_either(tmp
     command = [*container["command"], *container["args"]]
     with ExitStack() as stack:
         process = stack.enter_context(running(command, environment, tmp_path / "log"))
-        process.wait(30)
+        process.wait(WAIT_S)
     calls = sorted((tmp_path / "calls").read_text().splitlines())
     assert calls == ["autotuner worker --fleet --address 127.0.0.1:6379 --device cuda", start]
 
@@ -277,6 +277,6 @@ def test_a_host_of_kubernetes_becomes_ray(tmp_path: Path) -> None:
     (tmp_path / "ray").write_text("0")
     environment = empty_machine(tmp_path, RECORDED=str(tmp_path), KUBERAY_GEN_RAY_START_CMD="ray start --block")
     environment["PATH"] = f"{tmp_path}/bin:{environment['PATH']}"
-    subprocess.run([*container["command"], *container["args"]], env=environment, timeout=30, check=True)
+    subprocess.run([*container["command"], *container["args"]], env=environment, timeout=WAIT_S, check=True)
     assert (tmp_path / "calls").read_text() == "ray start --block\n"
     assert json.dumps(container["env"]).count("RAY_health_check") == 3

@@ -438,7 +438,7 @@ def die(rank: int, folder: str) -> None:
 def test_where_one_process_is_killed_the_other_ends_with_a_sentence(tmp_path: Path) -> None:
     context = spawn(die, (str(tmp_path),), RANKS, join=False)
     for process in context.processes:
-        process.join(60)
+        process.join(240)
     assert [process.exitcode for process in context.processes] == [0, -signal.SIGKILL]
     assert (
         (tmp_path / "told")

@@ -26,7 +26,7 @@ def start_storing(url: str, *arguments: object) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_processes_that_make_one_database_and_store_the_same_calls_neither_fail_nor_duplicate(url: str) -> None:
     processes = [start_storing(url, 20, 10, order) for order in ("FORWARD", "REVERSED", "FORWARD", "REVERSED")]
-    lines = [line.split() for process in processes for line in process.communicate(timeout=60)[0].splitlines()]
+    lines = [line.split() for process in processes for line in process.communicate(timeout=240)[0].splitlines()]
     assert [process.returncode for process in processes] == [0, 0, 0, 0]
     with open_database(url) as database:
         (environment,) = database.environments()

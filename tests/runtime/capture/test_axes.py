@@ -97,7 +97,7 @@ def test_an_axis_that_stands_further_behind_as_well_is_split_there_too() -> None
 EXTENTS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
 
-@settings(max_examples=300, deadline=1000)
+@settings(max_examples=300)
 @given(EXTENTS, EXTENTS)
 def test_a_view_ends_and_is_read_as_what_it_is_or_refused(given_shape: list[int], wanted: list[int]) -> None:
     """An element's place, from the places along the axes that a view was found to have, is that in memory."""
@@ -119,7 +119,7 @@ def _nests(one: list[int], other: list[int]) -> bool:
     return all(larger % smaller == 0 for smaller, larger in pairwise(cuts))
 
 
-@settings(max_examples=300, deadline=1000)
+@settings(max_examples=300)
 @given(st.permutations([2, 3, 4, 6, 8]), st.permutations([2, 3, 4, 6, 8]), st.booleans())
 def test_uniting_ends_and_leaves_every_dimension_its_extent(one: list[int], other: list[int], free: bool) -> None:
     axes = Axes()
