@@ -1,5 +1,6 @@
 """Processes that train one model together, in tests."""
 
+import gc
 import multiprocessing
 from collections.abc import Callable
 from typing import Any
@@ -8,13 +9,11 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 
 IMPORTED = [
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch.distributed.fsdp",
-    "transformers",
-    "autotuner.runtime",
-]
-"""Modules that take seconds to import."""
+    "tests.processes", "torch._inductor.compile_fx", "torch.distributed.fsdp", "transformers", "autotuner.runtime",
+]  # fmt: skip
+"""This module, and those that take seconds to import."""
+
+gc.set_threshold(100_000, 50, 100)  # as in the process of the tests
 
 
 def spawn(run: Callable[..., None], arguments: tuple[Any, ...], count: int, *, join: bool = True) -> Any:

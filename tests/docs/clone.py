@@ -17,8 +17,8 @@ from tests.docs.blocks import ROOT
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "*.sqlite*"
-)
+    ".git", ".venv", "build", "dist", "*.pyc.*", "*-pytest-*.pyc", ".*_cache", ".hypothesis", "*.egg-info", "*.sqlite*"
+)  # `*.pyc.*` are being written; without the modules' bytecode, each clone would compile them anew
 HOSTS = f"127.0.0.1 localhost {gethostname()} db head.example tuning.example\n::1 localhost\n"
 HERE = (
     "TMPDIR", "CXX", "COMPILER_PATH", "TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CACHE_DIR",
