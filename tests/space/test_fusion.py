@@ -397,6 +397,8 @@ def attention(
         (("qbnp", "kbnp", "bnqk", "kbnv", "qbnv"), 1, 1),  # rows before the batch
         (("bqnp", "bnkp", "bnqk", "kbnv", "bnqv"), 1, 1),  # each in an order of its own
         (("bqnp", "bkp", "bnqk", "bkv", "bqnv"), 1, 1),  # one key for all heads
+        (("bqnp", "bkp", "bnqk", "bknv", "bqnv"), 0, 0),  # one key for all heads, and a value for each
+        (("bqnp", "bknp", "bnqk", "bkv", "bqnv"), 0, 0),
         (("bqnp", "knp", "bnqk", "knv", "bqnv"), 0, 0),  # one key for the batch
         (("bqnp", "bknp", "nbqk", "bknv", "bqnv"), 0, 0),  # the log-sum-exp would lie otherwise
         (("bqp", "bkp", "bqk", "bkv", "bqv"), 0, 0),  # no heads

@@ -12,8 +12,9 @@ from autotuner.space.fusion.cover import Boundary
 def attention_forward(graph: Graph, pattern: Attention) -> Iterator[tuple[tuple[Operator, ...], Boundary]]:
     """Yield scores, scale, a mask and dropout if the pattern has them, softmax and context; weights stay inside.
 
-    Heads may share a key. Keys that a batch shares are left to kernels of the single operators. A mask or a bias that
-    is added to the scores is the last input. A mask of dropped weights is among the outputs, for backward.
+    Heads may share a key and its value, not one of both alone. Keys that a batch shares are left to kernels of the
+    single operators. A mask or a bias that is added to the scores is the last input. A mask of dropped weights is among
+    the outputs, for backward.
     """
     kinds = pattern.kinds
     for softmax in graph.operators:
@@ -45,11 +46,15 @@ def _dropping(graph: Graph, weights: str) -> tuple[Operator, ...]:
 
 
 def _axes_of(chain: Sequence[Operator]) -> tuple[HeadAxes, HeadAxes] | None:
-    """Return the axes of both products, or None where one of them does not run over batch and heads."""
+    """Return the axes of both products; None where one does not run over batch and heads, or keys and values have
+    other heads."""
     (query, key), (scores,) = chain[0].input_axes, chain[0].output_axes
     (weights, value), (out,) = chain[-1].input_axes, chain[-1].output_axes
     first, second = head_axes(query, key, scores), head_axes(out, value, weights)
-    return (first, second) if first and second and len(first.heads) == len(second.heads) else None
+    if first is None or second is None:
+        return None
+    of_keys, of_values = ((len(each.shared), len(each.group)) for each in (first, second))
+    return (first, second) if of_keys == of_values else None
 
 
 def _head_wise(graph: Graph, chain: Sequence[Operator]) -> bool:

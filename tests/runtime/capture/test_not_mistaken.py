@@ -236,6 +236,41 @@ def test_what_is_read_twice_gets_the_sum_of_its_gradients(make: Callable[[], nn.
     assert len(compilation.regions) == regions
 
 
+class OneKeyOrValue(nn.Module):
+    """Attention whose heads share one key and have values of their own, or the other way round."""
+
+    def __init__(self, *, shares_key: bool) -> None:
+        super().__init__()
+        self.shares_key, self.norm = shares_key, nn.LayerNorm(HIDDEN // HEADS)
+        self.query, self.own, self.shared, self.out = (nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, own, shared = (
+            each(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for each in (self.query, self.own, self.shared)
+        )
+        own, shared = (each[:, :1].expand(-1, HEADS, -1, -1) for each in (own, shared))
+        own = self.norm(own)  # which makes one for each head
+        key, value = (shared, own) if self.shares_key else (own, shared)
+        context = (query @ key.transpose(-1, -2) * 0.5).softmax(-1) @ value
+        found: Tensor = x + self.out(context.transpose(1, 2).flatten(2))
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shares_key", [True, False])
+def test_heads_that_share_a_key_or_a_value_alone_compute_what_they_compute(shares_key: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(OneKeyOrValue(shares_key=shares_key) for _ in range(2))), torch.randn(2, LENGTH, HIDDEN)
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = called(x).square().sum()
+        return found
+
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss, compilation.model), gradients(model, loss), 1e-5)
+    assert len(compilation.regions) == 2
+
+
 def check(
     inside: Callable[[Any, Tensor], Tensor], mask: Callable[[], Tensor | None], dtype: torch.dtype = torch.float32
 ) -> Compilation:
