@@ -8,8 +8,16 @@ from autotuner.errors import InputError
 from autotuner.runtime.packing.batches import Packer
 from autotuner.runtime.packing.bounds import bounds_of, visible
 from autotuner.runtime.packing.check import check
-from autotuner.runtime.packing.interface import NAME, bounds_by_positions, register
+from autotuner.runtime.packing.interface import (
+    NAME,
+    attention_of,
+    bounds_by_positions,
+    register,
+    remove_hooks,
+    set_attention,
+)
 from autotuner.runtime.packing.operator import packed_attention as packed_attention
+from autotuner.runtime.packing.relative_bias import register_hooks
 
 
 def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifted_labels: bool | None = None) -> Packer:
@@ -47,12 +55,13 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifte
     before = attention_of(model)
     packer = Packer(multiple, tokens, shifted_labels, first=_first_position(model))
     try:
-        model.set_attn_implementation(NAME)
-        if config._attn_implementation != NAME:
+        register_hooks(model)
+        set_attention(model, NAME)
+        if attention_of(model).get("") != NAME:
             raise InputError(f"{type(model).__name__} does not let its attention be set, so it cannot run packed")
         found = check(model, before, packer.first)
     except BaseException:
-        model.set_attn_implementation(before)
+        unpacked_again(model, before)
         raise
     if bounds_by_positions not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(bounds_by_positions, with_kwargs=True)
@@ -63,24 +72,12 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifte
     return packer
 
 
-def attention_of(model: Any) -> dict[str, Any]:
-    """Return the attention of a model of transformers, and that of its parts by name; nothing of another model."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(model, "set_attn_implementation"):
-        return {}
-    parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs}
-    return {"": config._attn_implementation, **parts}
-
-
 def unpacked_again(model: Any, before: dict[str, Any]) -> None:
     """Have a model be as before `packed`, with the attention that it had."""
     if before.get("", NAME) == NAME:
         return
-    model.set_attn_implementation(before)
-    hooks = model._forward_pre_hooks
-    for number in [number for number, hook in hooks.items() if hook is bounds_by_positions]:
-        del hooks[number]
-        model._forward_pre_hooks_with_kwargs.pop(number, None)
+    set_attention(model, before)
+    remove_hooks(model)
 
 
 def packed_bounds(positions: Tensor, *, causal: bool = False, window: int | None = None) -> Tensor:

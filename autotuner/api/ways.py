@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from autotuner.api.comparing import as_before
 from autotuner.api.length_batches import LengthBatches
 from autotuner.api.packed_batches import PackedBatches
-from autotuner.api.packing import attention_of, packed, unpacked_again
+from autotuner.api.packing import packed, unpacked_again
 from autotuner.api.training import training_step
 from autotuner.errors import InputError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.packing.batches import IGNORED
+from autotuner.runtime.packing.interface import attention_of
 from autotuner.runtime.processes import are_several
 
 WARM, TIMED = 4, 10

@@ -338,5 +338,6 @@ REFERENCE: Mapping[str, Function] = {
     "layer_norm_grad_parameters": _layer_norm_grad_parameters,
     "packed_attention": packed_attention.of_node,
     "packed_attention_grad": packed_attention.of_node,
+    "packed_attention_grad_bias": packed_attention.of_node,
     **PROGRAMMED,
 }

@@ -1,6 +1,7 @@
 """Cases of attention over packed tokens, and how far programs are from dense attention with the same mask."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class Case:
         before, behind: so many tokens are seen at most; None for all.
         p: the share of the weights that is dropped.
         cap: of the scores.
+        reach: of a relative bias; None without one.
     """
 
     lengths: tuple[int, ...] = (5, 1, 70, 20)
@@ -34,6 +36,7 @@ class Case:
     behind: int | None = None
     p: float = 0.0
     cap: float = 0.0
+    reach: int | None = None
 
     @property
     def factor(self) -> float:
@@ -53,6 +56,12 @@ CASES = {
     "features that are no power of 2": Case(features=24, p=0.25),
     "cap": Case(cap=1.5, behind=0),
     "sequences of one token": Case((1,) * 40),
+    "bias of all distances": Case(reach=99),
+    "bias, causal, dropout, heads that share a key": Case(shared=1, behind=0, p=0.25, reach=40),
+    "bias that ends near": Case((200, 1, 9), cap=1.5, reach=32),
+    "bias of one number": Case(reach=0, p=0.25),
+    "bias in a window": Case((90, 6), before=9, behind=9, reach=3),
+    "bias of sequences of one token": Case((1,) * 40, reach=5),
 }
 SEED = 1234567
 
@@ -67,6 +76,20 @@ def operands(case: Case, dtype: torch.dtype, device: str) -> tuple[list[Tensor],
     ]
     bounds = narrowed(bounds_of(positions), case.before, case.behind).to(device)
     return made, bounds, torch.tensor([SEED], device=device)
+
+
+def relative_bias(case: Case, device: str) -> Tensor | None:
+    """Return a bias, whose distances are outermost in memory."""
+    if case.reach is None:
+        return None
+    return torch.randn(2 * case.reach + 1, HEADS, generator=torch.Generator().manual_seed(1)).to(device).T
+
+
+def added(case: Case, bias: Tensor, count: int) -> Tensor:
+    """Return what a bias adds to scores, (heads, rows, keys)."""
+    place = torch.arange(count, device=bias.device)
+    assert case.reach is not None
+    return bias[:, (place[None] - place[:, None]).clamp(-case.reach, case.reach) + case.reach]
 
 
 def kept(case: Case, bounds: Tensor, like: Tensor, seed: Tensor) -> Tensor:
@@ -102,17 +125,22 @@ def masks_differ(case: Case, device: str) -> int:
 def errors(case: Case, dtype: torch.dtype, device: str) -> dict[str, float]:
     """Return the largest errors of the output and the gradients, as shares of the largest value, against float64."""
     (query, key, value, gradient), bounds, seed = operands(case, dtype, device)
-    out, log_sum_exp = packed_attention.forward(query, key, value, bounds, seed, case.factor, case.p, case.cap)
-    found = packed_attention.backward(
-        gradient, query, key, value, out, log_sum_exp, bounds=bounds, seers=seers_of(bounds), seed=seed,
-        factor=case.factor, p=case.p, cap=case.cap,
-    )  # fmt: skip
+    bias = relative_bias(case, device)
+    out, log_sum_exp = packed_attention.forward(query, key, value, bounds, seed, case.factor, case.p, case.cap, bias)
+    given = (gradient, query, key, value, out, log_sum_exp)
+    options: dict[str, Any] = {"bounds": bounds, "seed": seed, "factor": case.factor, "p": case.p, "cap": case.cap}
+    found = list(packed_attention.backward(*given, **options, seers=seers_of(bounds), bias=bias))
+    if bias is not None:
+        found.append(packed_attention.bias_gradient(*given, **options, bias=bias))
     place = torch.arange(len(bounds), device=device)
     seen = (place >= bounds[:, :1]) & (place < bounds[:, 1:])
     wide = [each.double().requires_grad_() for each in (query, key, value)]
     scores = case.factor * wide[0] @ wide[1].repeat_interleave(HEADS // case.shared, 0).transpose(1, 2)
     if case.cap:
         scores = case.cap * torch.tanh(scores / case.cap)
+    if bias is not None:
+        wide.append(bias.double().requires_grad_())
+        scores = scores + added(case, wide[-1], len(bounds))
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     if case.p:
         mask = drawn(case, bounds, seed)
@@ -125,6 +153,9 @@ def errors(case: Case, dtype: torch.dtype, device: str) -> dict[str, float]:
     return {
         name: float((mine.double() - other).abs().max() / other.abs().max().clamp(min=1.0))
         for name, mine, other in zip(
-            ("out", "query", "key", "value"), (out, *found), (wanted.detach(), *of_inputs), strict=True
+            ("out", "query", "key", "value", "bias")[: len(found) + 1],
+            (out, *found),
+            (wanted.detach(), *of_inputs),
+            strict=True,
         )
     }

@@ -14,6 +14,15 @@ from tests.kernels.packed_operators import calls_of, packed_graph
 
 TOLERANCES = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
+SETTINGS: list[dict[str, Any]] = [
+    {}, {"dropped": 0.25}, {"shared": 2, "dropped": 0.1}, {"cap": 1.5}, {"bias": "nd"},
+    {"bias": "dn", "shared": 2, "dropped": 0.25}, {"bias": "nd", "constant": True, "cap": 1.5},
+]  # fmt: skip
+
+
+def operators_of(settings: dict[str, Any]) -> int:
+    return 3 if settings.get("bias") and not settings.get("constant") else 2  # forward, backward, and that of the bias
+
 
 @pytest.mark.slow
 def test_programs_compute_what_dense_attention_with_their_mask_does() -> None:
@@ -21,17 +30,17 @@ def test_programs_compute_what_dense_attention_with_their_mask_does() -> None:
     assert everything["masks"] == 0
     assert everything["operators"] == {}
     found = everything["errors"]
-    assert set(found) == {*CASES, "float16"}
+    assert set(found) == {*CASES, "float16", "float16, bias"}
     for name, of_case in found.items():
-        dtype = torch.float16 if name == "float16" else torch.float32
+        dtype = torch.float16 if name.startswith("float16") else torch.float32
         assert max(of_case.values()) < TOLERANCES[dtype], (name, of_case)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("settings", [{}, {"dropped": 0.25}, {"shared": 2, "dropped": 0.1}, {"cap": 1.5}])
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_operators_by_torch_are_those_of_the_reference(dtype: str, settings: dict[str, Any]) -> None:
     calls = calls_of(packed_graph(dtype, **settings), "torch")
-    assert len(calls) == 4  # forward and backward, with rows and with heads first
+    assert len(calls) == operators_of(settings) * 2  # with rows and with heads first
     assert faults(calls) == {}
 
 
@@ -48,10 +57,10 @@ def test_parts_of_a_mask_are_those_of_the_whole() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("settings", [{}, {"dropped": 0.25}, {"shared": 2, "dropped": 0.1}, {"cap": 1.5}])
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_operators_on_a_device_are_those_of_the_reference(dtype: str, settings: dict[str, Any]) -> None:
     calls = calls_of(packed_graph(dtype, rows=700, **settings), "triton")
-    assert len(calls) == 4
+    assert len(calls) == operators_of(settings) * 2
     assert faults(calls, "cuda") == {}
 
 

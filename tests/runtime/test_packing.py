@@ -204,9 +204,6 @@ def test_what_cannot_be_packed_is_refused_in_a_sentence_and_stays_as_it_was() ->
     t5 = transformers.T5Config(vocab_size=120, d_model=32, d_ff=64, num_layers=1, num_heads=4)
     with pytest.raises(InputError, match="has attention to an encoder"):
         autotuner.packed(transformers.T5ForConditionalGeneration(t5))
-    bloom = transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=120)
-    with pytest.raises(InputError, match="does not let its attention be set"):
-        autotuner.packed(transformers.BloomForCausalLM(bloom))
     with pytest.raises(InputError, match="takes a model of transformers; given: Linear"):
         autotuner.packed(nn.Linear(2, 2))
     with pytest.raises(InputError, match="multiple and tokens are 1 or more; given: 0, None"):
@@ -383,7 +380,8 @@ def test_the_operator_is_one_of_torch() -> None:
     operands = [torch.randn(2, 9, 4, requires_grad=True) for _ in range(3)]
     bounds = autotuner.packed_bounds(torch.arange(9), causal=True)
     given = (*operands, bounds, torch.zeros(1, dtype=torch.int64), 0.5, 0.25, 0.0)
-    torch.library.opcheck(torch.ops.autotuner.packed_attention.default, given)
+    for bias in (None, torch.randn(2, 5), torch.randn(2, 5, requires_grad=True)):
+        torch.library.opcheck(torch.ops.autotuner.packed_attention.default, (*given, bias))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "autotuner"])

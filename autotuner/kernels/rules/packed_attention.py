@@ -6,6 +6,7 @@ Its masks of dropped weights follow from a seed: a dropout mask of as many eleme
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 from autotuner.ir.formats import RAW
 from autotuner.ir.records import Candidate, Node, Subgraph
@@ -23,12 +24,14 @@ class PackedSettings:
         factor: of the scores.
         dropped: the share of the weights that is dropped.
         cap: of the scores; 0 for none.
+        further: inputs behind the bounds: a seed where weights are dropped, then perhaps a relative bias.
     """
 
     is_gradient: bool
     factor: float
     dropped: float
     cap: float
+    further: int
 
     @property
     def numbers(self) -> tuple[float, float, float]:
@@ -37,32 +40,53 @@ class PackedSettings:
 
     @property
     def bounds(self) -> int:
-        """Place of the bounds among the inputs; the seed is behind them."""
+        """Place of the bounds among the inputs."""
         return 6 if self.is_gradient else 3
+
+    @property
+    def seed(self) -> int | None:
+        """Place of the seed among the inputs, if there is one."""
+        return self.bounds + 1 if self.dropped else None
+
+    @property
+    def bias(self) -> int | None:
+        """Place of the relative bias among the inputs, if there is one."""
+        place = self.bounds + 1 + bool(self.dropped)
+        return place if self.further > place - self.bounds - 1 else None
 
 
 @dataclass(frozen=True)
 class HeadsOutermost:
-    """Orders of axes: in `reads`, operands become (heads, rows, features); in `back`, results lie as the spec says."""
+    """Orders of axes: in `reads`, operands become (heads, rows, features); in `back`, results lie as the spec says.
+
+    By `bias`, a relative bias or its gradient becomes (heads, distances), and comes back.
+    """
 
     reads: tuple[tuple[int, ...], ...]
     back: tuple[tuple[int, ...], ...]
+    bias: tuple[int, ...] = ()
 
 
 def settings_of(node: Node) -> PackedSettings:
     """Return what an operator says."""
     known = dict(node.attributes)
-    is_gradient = node.kind == "packed_attention_grad"
-    return PackedSettings(is_gradient, *(float(known[name]) for name in ("factor", "dropped", "cap")))
+    is_gradient = node.kind != "packed_attention"
+    factor, dropped, cap = (float(known[name]) for name in ("factor", "dropped", "cap"))
+    return PackedSettings(is_gradient, factor, dropped, cap, len(node.inputs) - (7 if is_gradient else 4))
 
 
 def heads_outermost(node: Node) -> HeadsOutermost:
     """Return the orders of an operator's operands; statistics have no features."""
-    letters = operand_letters(node)
-    reads, makes = letters[: settings_of(node).bounds], letters[len(node.inputs) :]
+    letters, settings = operand_letters(node), settings_of(node)
+    reads, makes = letters[: settings.bounds], letters[len(node.inputs) :]
+    bias: tuple[int, ...] = ()
+    if settings.bias is not None:
+        bias = (0, 1) if letters[settings.bias][0] in letters[0] else (1, 0)
+    if node.kind == "packed_attention_grad_bias":
+        return HeadsOutermost(tuple(_order(node, axes) for axes in reads), (bias,), bias)
     orders = [_order(node, axes) for axes in makes]
     back = tuple(tuple(order.index(place) for place in range(len(order))) for order in orders)
-    return HeadsOutermost(tuple(_order(node, axes) for axes in reads), back)
+    return HeadsOutermost(tuple(_order(node, axes) for axes in reads), back, bias)
 
 
 def _order(node: Node, axes: str) -> tuple[int, ...]:
@@ -118,6 +142,10 @@ def not_packed(subgraph: Subgraph, candidate: Candidate) -> str | None:
     heads = query.extents[_order(node, operand_letters(node)[0])[0]]
     if heads > MOST_HEADS:
         return f"it launches at most {MOST_HEADS:,} heads; these are {heads:,}"
+    settings = settings_of(node)
+    numbers = 1 if settings.bias is None else prod(subgraph.tensors[node.inputs[settings.bias]].extents)
+    if numbers > MOST_OFFSET:
+        return f"it counts at most {MOST_OFFSET:,} elements; the bias has {numbers:,}"
     return scattered(subgraph, candidate)
 
 
@@ -129,7 +157,10 @@ _kernel = partial(
 KERNELS.add(
     _kernel("torch_packed_attention", ("packed_attention",), f"{_TORCH}:operator", scattered),
     _kernel("torch_packed_attention_grad", ("packed_attention_grad",), f"{_TORCH}:operator", scattered),
+    _kernel("torch_packed_attention_grad_bias", ("packed_attention_grad_bias",), f"{_TORCH}:operator", scattered),
     _kernel("triton_packed_attention", ("packed_attention",), f"{_TRITON}:operator", not_packed, compiles=True),
     _kernel("triton_packed_attention_grad", ("packed_attention_grad",), f"{_TRITON}:operator_grad", not_packed,
             compiles=True),
+    _kernel("triton_packed_attention_grad_bias", ("packed_attention_grad_bias",), f"{_TRITON}:operator_grad_bias",
+            not_packed, compiles=True),
 )  # fmt: skip

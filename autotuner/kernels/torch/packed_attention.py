@@ -15,7 +15,7 @@ from torch import Tensor
 from autotuner.ir.packed_attention import BITS_OF_SEED
 from autotuner.ir.records import Call, Node, Subgraph
 from autotuner.kernels.rules.attention_triton import LEVELS, kept_levels
-from autotuner.kernels.rules.packed_attention import PackedSettings, heads_outermost, settings_of
+from autotuner.kernels.rules.packed_attention import heads_outermost, settings_of
 
 ROWS_AT_ONCE = 128
 LN_2 = log(2)
@@ -35,17 +35,20 @@ class _Rows:
         rows, keys: slices.
         seen: (rows, keys), which of them a row sees.
         scale: (heads, rows, keys), what weights are multiplied with: 0 where they are dropped; None without dropout.
+        places: (rows, keys), where in a relative bias the number of a pair is; None without one.
     """
 
     rows: slice
     keys: slice
     seen: Tensor
     scale: Tensor | None
+    places: Tensor | None
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, factor: float, p: float, cap: float
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, factor: float, p: float, cap: float,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output, (heads, rows, features), and the log-sum-exp in base 2, (heads, rows).
 
     Args:
@@ -56,12 +59,14 @@ def forward(
         factor: of the scores.
         p: the share of the weights that is dropped, in whole 65536ths.
         cap: of the scores, as cap * tanh(scores / cap); 0 for none.
+        bias: (heads, distances), what is added to scores, capped or not, by the distance from a row to its key: from
+            -reach to reach, and those that are further have that of the nearest end.
     """
     key, value = _for_all(key, query), _for_all(value, query)
     out = query.new_zeros(query.shape)
     log_sum_exp = query.new_zeros(query.shape[:2], dtype=_wide(query[:0]).dtype)
-    for part in _parts(query, bounds, seed, p):
-        weights, sums, _ = _weights(query, key, part, factor, cap)
+    for part in _parts(query, bounds, seed, p, bias):
+        weights, sums, _ = _weights(query, key, part, factor, cap, bias)
         log_sum_exp[:, part.rows] = sums / LN_2
         if part.scale is not None:
             weights = weights * part.scale
@@ -70,21 +75,18 @@ def forward(
 
 
 def backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor,
-    factor: float, p: float, cap: float,
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, *,
+    factor: float, p: float, cap: float, bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of query, key and value, given that of the output."""
     shared, count = key.shape[0], query.shape[0]
     wide_key, wide_value = _for_all(key, query), _for_all(value, query)
     into = [torch.zeros_like(_wide(each)) for each in (query, wide_key, wide_value)]
-    for part in _parts(query, bounds, seed, p):
-        weights, _, share = _weights(query, wide_key, part, factor, cap)
+    for part in _parts(query, bounds, seed, p, bias):
+        weights, _, share = _weights(query, wide_key, part, factor, cap, bias)
         dropped = weights if part.scale is None else weights * part.scale
-        gradients = _wide(gradient[:, part.rows])
-        into[2][:, part.keys] += dropped.transpose(1, 2) @ gradients
-        of_weights = gradients @ _wide(wide_value[:, part.keys]).transpose(1, 2)
-        if part.scale is not None:
-            of_weights = of_weights * part.scale
+        into[2][:, part.keys] += dropped.transpose(1, 2) @ _wide(gradient[:, part.rows])
+        of_weights = _weight_gradients(gradient, wide_value, part)
         of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
         if share is not None:
             of_scores = of_scores * (1 - share.square())
@@ -93,6 +95,31 @@ def backward(
     for number in (1, 2):
         into[number] = into[number].view(shared, count // shared, *key.shape[1:]).sum(1)
     return tuple(each.to(query.dtype) for each in into)  # type: ignore[return-value]
+
+
+def bias_gradient(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, bounds: Tensor, seed: Tensor, *,
+    factor: float, p: float, cap: float, bias: Tensor,
+) -> Tensor:  # fmt: skip
+    """Return the gradient of a relative bias: of each distance, the sum over all pairs that have it.
+
+    A row's mean gradient of its weights follows from the output as it is, rounded or not: so it does in the programs.
+    """
+    key, value = _for_all(key, query), _for_all(value, query)
+    into = torch.zeros_like(bias, dtype=_wide(query[:0]).dtype)
+    for part in _parts(query, bounds, seed, p, bias):
+        weights, _, _ = _weights(query, key, part, factor, cap, bias)
+        assert part.places is not None
+        mean = (_wide(gradient[:, part.rows]) * _wide(out[:, part.rows])).sum(-1, keepdim=True)
+        of_scores = weights * (_weight_gradients(gradient, value, part) - mean)
+        into.index_add_(1, part.places.flatten(), of_scores.flatten(1))
+    return into.to(bias.dtype)
+
+
+def _weight_gradients(gradient: Tensor, value: Tensor, part: _Rows) -> Tensor:
+    """Return the gradient of weights before dropout."""
+    of_weights = _wide(gradient[:, part.rows]) @ _wide(value[:, part.keys]).transpose(1, 2)
+    return of_weights if part.scale is None else of_weights * part.scale
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -105,7 +132,7 @@ def _for_all(shared: Tensor, query: Tensor) -> Tensor:
     return shared.repeat_interleave(query.shape[0] // shared.shape[0], 0)
 
 
-def _parts(query: Tensor, bounds: Tensor, seed: Tensor, p: float) -> Iterator[_Rows]:
+def _parts(query: Tensor, bounds: Tensor, seed: Tensor, p: float, bias: Tensor | None) -> Iterator[_Rows]:
     """Go over some rows at a time."""
     heads, count = query.shape[:2]
     limits = bounds[:, :2].long().tolist()
@@ -118,17 +145,24 @@ def _parts(query: Tensor, bounds: Tensor, seed: Tensor, p: float) -> Iterator[_R
         if kept_levels(p) < LEVELS:
             kept = kept_weights(seed, heads, rows, keys, count, kept_levels(p))
             scale = kept.to(_wide(query[:0]).dtype) / (1 - p)
-        yield _Rows(rows, keys, seen, scale)
+        distances = None
+        if bias is not None:
+            reach = bias.shape[1] // 2
+            own = torch.arange(rows.start, rows.stop, device=query.device)
+            distances = (places - own[:, None]).clamp(-reach, reach) + reach
+        yield _Rows(rows, keys, seen, scale, distances)
 
 
 def _weights(
-    query: Tensor, key: Tensor, part: _Rows, factor: float, cap: float
+    query: Tensor, key: Tensor, part: _Rows, factor: float, cap: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return weights before dropout, the log-sum-exp of the scores, and the scores' share of their cap."""
     scores = factor * (_wide(query[:, part.rows]) @ _wide(key[:, part.keys]).transpose(1, 2))
     share = torch.tanh(scores / cap) if cap else None
     if share is not None:
         scores = share * cap
+    if bias is not None:
+        scores = scores + bias[:, part.places]
     scores = scores.masked_fill(~part.seen, float("-inf"))
     sums = scores.logsumexp(-1)
     return torch.exp(scores - sums[..., None]), sums, share
@@ -200,20 +234,21 @@ def of_node(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Compute a forward or a backward operator; results have their axes as its spec has them."""
     settings, turned = settings_of(node), heads_outermost(node)
     operands = [each.permute(order) for each, order in zip(tensors, turned.reads, strict=False)]
-    return tuple(
-        each.permute(back) for each, back in zip(_computed(settings, operands, tensors), turned.back, strict=True)
-    )
-
-
-def _computed(settings: PackedSettings, operands: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the results, heads first; an operator reads its bounds, and perhaps a seed, behind those."""
+    bias = None if settings.bias is None else tensors[settings.bias].permute(turned.bias)
     bounds = tensors[settings.bounds]
-    seed = seed_of(tensors[settings.bounds + 1]) if settings.dropped else bounds.new_zeros(1, dtype=torch.int64)
-    if settings.is_gradient:
-        gradient, query, key, value = operands[:4]
-        return backward(gradient, query, key, value, bounds, seed, *settings.numbers)
-    query, key, value = operands[:3]
-    return forward(query, key, value, bounds, seed, *settings.numbers)
+    seed = bounds.new_zeros(1, dtype=torch.int64) if settings.seed is None else seed_of(tensors[settings.seed])
+    factor, p, cap = settings.numbers
+    made: tuple[Tensor, ...]
+    gradient, query, key, value = operands[:4] if settings.is_gradient else (operands[0], *operands)
+    if not settings.is_gradient:
+        made = forward(query, key, value, bounds, seed, factor, p, cap, bias)
+    elif node.kind == "packed_attention_grad_bias":
+        assert bias is not None
+        numbers: dict[str, float] = {"factor": factor, "p": p, "cap": cap}
+        made = (bias_gradient(gradient, query, key, value, operands[4], bounds, seed, **numbers, bias=bias),)
+    else:
+        made = backward(gradient, query, key, value, bounds, seed, factor=factor, p=p, cap=cap, bias=bias)
+    return tuple(each.permute(back) for each, back in zip(made, turned.back, strict=True))
 
 
 def operator(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
@@ -250,7 +285,8 @@ def made_up(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
         return
     tensors = [operands[number] for number in node.inputs]
     _, query, key, value = (each.permute(order) for each, order in zip(tensors[:4], turned.reads, strict=False))
-    seed = seed_of(tensors[settings.bounds + 1]) if settings.dropped else torch.zeros(1, dtype=torch.int64)
-    out, log_sum_exp = forward(query, key, value, bounds, seed.to(bounds.device), *settings.numbers)
+    seed = torch.zeros(1, dtype=torch.int64) if settings.seed is None else seed_of(tensors[settings.seed])
+    bias = None if settings.bias is None else tensors[settings.bias].permute(turned.bias)
+    out, log_sum_exp = forward(query, key, value, bounds, seed.to(bounds.device), *settings.numbers, bias)
     tensors[4].permute(turned.reads[4]).copy_(out)
     tensors[5].permute(turned.reads[5]).copy_(log_sum_exp)

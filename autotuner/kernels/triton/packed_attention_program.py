@@ -54,13 +54,21 @@ def loaded(at, ok, feature, FEATURES: tl.constexpr, WIDTH: tl.constexpr, EVEN: t
 
 
 @triton.jit
+def relative_bias(bias, distance, reach, bias_place):
+    """Return what is added to scores in base 2, of pairs of some distances from a row to its key."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    place = tl.minimum(tl.maximum(distance, -reach), reach) + reach
+    return tl.load(bias + place * bias_place).to(tl.float32) * LOG2_E
+
+
+@triton.jit
 def forward(
-    query, key, value, out, log_sum_exp, bounds, seed,
+    query, key, value, out, log_sum_exp, bounds, seed, bias,
     query_head, query_row, key_head, key_row, value_head, value_row, out_head, out_row,
-    rows, factor, cap, kept_inverse,
+    rows, factor, cap, kept_inverse, reach, bias_head, bias_place,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, STEP: tl.constexpr,
-    BITS: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, BIASED: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr,
+    STEP: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """softmax(factor * query key^T) over the keys of each row, dropped, times value; and the log-sum-exp in base 2.
 
@@ -68,6 +76,7 @@ def forward(
         query: with key, value and out: of a head and a row by their strides; features are contiguous.
         bounds: (rows, STEP), the first key of a row, the one behind its last, and perhaps more.
         seed: one number, or BITS elements of which those that are not 0 are its bits of 1.
+        bias: where BIASED, for each head a number for each distance from -reach to reach, by its strides.
         kept_inverse: what weights that are kept are multiplied with.
         FEATURES: of a head, and WIDTH, the power of 2 that holds them.
         ROWS: of a tile; COLUMNS: keys of a tile, 64 or 128.
@@ -84,6 +93,7 @@ def forward(
     key += (head // GROUP).to(tl.int64) * key_head
     value += (head // GROUP).to(tl.int64) * value_head
     out += head.to(tl.int64) * out_head
+    bias += head.to(tl.int64) * bias_head
     begin = tl.load(bounds + STEP * row, mask=ok, other=rows).to(tl.int32)
     end = tl.load(bounds + STEP * row + 1, mask=ok, other=0).to(tl.int32)
     words_per_row = tl.cdiv(rows, 32)
@@ -100,6 +110,8 @@ def forward(
         values = loaded(value + column[:, None] * value_row + feature[None, :], inside, feature, FEATURES, WIDTH, EVEN)
         products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         scores, _ = scores_in_base_2(products, factor, cap, CAPS)
+        if BIASED:
+            scores += relative_bias(bias, column[None, :] - row[:, None], reach, bias_place)
         seen = (column[None, :] >= begin[:, None]) & (column[None, :] < end[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         grown = tl.maximum(largest, tl.max(scores, 1))
@@ -121,12 +133,12 @@ def forward(
 
 @triton.jit
 def query_gradient(
-    query, key, value, out, gradient, into_query, log_sum_exp, means, bounds, seed,
+    query, key, value, out, gradient, into_query, log_sum_exp, means, bounds, seed, bias,
     query_head, query_row, key_head, key_row, value_head, value_row, out_head, out_row, gradient_head, gradient_row,
-    into_head, into_row, rows, factor, cap, kept,
+    into_head, into_row, rows, factor, cap, kept, reach, bias_head, bias_place,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, STEP: tl.constexpr,
-    BITS: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, BIASED: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr,
+    STEP: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the query, for a tile of rows.
 
@@ -145,6 +157,7 @@ def query_gradient(
     out += head.to(tl.int64) * out_head
     gradient += head.to(tl.int64) * gradient_head
     into_query += head.to(tl.int64) * into_head
+    bias += head.to(tl.int64) * bias_head
     begin = tl.load(bounds + STEP * row, mask=ok, other=rows).to(tl.int32)
     end = tl.load(bounds + STEP * row + 1, mask=ok, other=0).to(tl.int32)
     words_per_row = tl.cdiv(rows, 32)
@@ -164,6 +177,8 @@ def query_gradient(
         values = loaded(value + column[:, None] * value_row + feature[None, :], inside, feature, FEATURES, WIDTH, EVEN)
         products = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         scores, share = scores_in_base_2(products, factor, cap, CAPS)
+        if BIASED:
+            scores += relative_bias(bias, column[None, :] - row[:, None], reach, bias_place)
         above = tl.dot(gradients, tl.trans(values), input_precision=PRECISION)
         seen = (column[None, :] >= begin[:, None]) & (column[None, :] < end[:, None])
         weights = tl.where(seen, tl.exp2(scores - exponents[:, None]), 0.0)
@@ -181,12 +196,12 @@ def query_gradient(
 
 @triton.jit
 def key_value_gradient(
-    query, key, value, gradient, into_key, into_value, log_sum_exp, means, bounds, seers, seed,
+    query, key, value, gradient, into_key, into_value, log_sum_exp, means, bounds, seers, seed, bias,
     query_head, query_row, key_head, key_row, value_head, value_row, gradient_head, gradient_row,
-    into_key_head, into_key_row, into_value_head, into_value_row, rows, factor, cap, kept,
+    into_key_head, into_key_row, into_value_head, into_value_row, rows, factor, cap, kept, reach, bias_head, bias_place,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, STEP: tl.constexpr,
-    BITS: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, BIASED: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr,
+    STEP: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of key and value, for a tile of keys; scores are computed with their axes swapped.
 
@@ -230,6 +245,9 @@ def key_value_gradient(
         last_key = tl.load(bounds + STEP * row + 1, mask=ok, other=0).to(tl.int32)
         products = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
         scores, share = scores_in_base_2(products, factor, cap, CAPS)
+        if BIASED:
+            own = bias + head.to(tl.int64) * bias_head
+            scores += relative_bias(own, column[:, None] - row[None, :], reach, bias_place)
         seen = (column[:, None] >= first_key[None, :]) & (column[:, None] < last_key[None, :])
         weights = tl.where(seen, tl.exp2(scores - exponents[None, :]), 0.0)
         if DROPS:

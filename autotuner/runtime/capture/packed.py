@@ -14,7 +14,7 @@ from autotuner.runtime.capture.axes import Axis, UnknownError, extent, fresh, wh
 from autotuner.runtime.capture.calls import is_node
 from autotuner.runtime.capture.constants import is_pure
 from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View
-from autotuner.runtime.capture.reader import Reader, memory, rule
+from autotuner.runtime.capture.reader import Reader, memory, plain, rule
 from autotuner.runtime.packing.bounds import seers_of
 from autotuner.runtime.packing.operator import PACKED_ATTENTION
 
@@ -30,11 +30,14 @@ def _packed_attention(
     value: View,
     bounds: fx.Node,
     seed: Any,  # noqa: ARG001
-    factor: float,
-    p: float,
-    cap: float,
+    *given: Any,
 ) -> tuple[View, Expression]:
-    """Append attention; its seed is drawn in the region, and the one that is given stays unread."""
+    """Append attention; its seed is drawn in the region, and the one that is given stays unread.
+
+    Args:
+        given: factor, dropped share, cap, and a relative bias or None.
+    """
+    factor, p, cap, bias = given
     rows = _single(query, 1, "rows")
     features = _single(query, 2, "features")
     heads = _single(query, 0, "heads")
@@ -51,6 +54,8 @@ def _packed_attention(
         drawn = fresh([BITS_OF_SEED])
         (mask,) = reader.make("dropout_mask", (), [whole(drawn[0])], {"p": 0.5}, query.dtype)
         operands.append(View(mask, drawn))
+    if bias is not None:
+        operands.append(_bias(reader, plain(bias, "packed attention's bias"), query))
     attributes: dict[str, Scalar | Axis] = {
         "row_axis": rows,
         "feature_axis": features,
@@ -76,6 +81,20 @@ def _single(view: View, place: int, what: str) -> Axis:
     if len(axes) != 1:
         raise UnknownError(f"packed attention whose {what} are {len(axes)} axes")
     return axes[0]
+
+
+def _bias(reader: Reader, bias: View, query: View) -> BoundView:
+    """Return a relative bias as an operand, (heads, distances) in any order of memory.
+
+    Raises:
+        UnknownError: it has one distance alone, or is no such tensor.
+    """
+    distances = _single(bias, 1, "distances")
+    reader.axes.keep((distances,))
+    renamed = reader.axes.unite(query.dims[0], bias.dims[0])
+    if set(memory(bias)) != {*whole(bias.dims[0]), distances}:
+        raise UnknownError("packed attention whose bias is a part of a tensor")
+    return BoundView(bias, tuple(renamed))
 
 
 def _bounds(reader: Reader, node: fx.Node, query: View) -> BoundView:

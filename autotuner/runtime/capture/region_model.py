@@ -20,10 +20,12 @@ from autotuner.runtime.capture.program import (
     Operation,
     Taken,
     TensorValue,
+    View,
     renaming,
     source_of,
     taken_of,
 )
+from autotuner.runtime.capture.reader import learned
 from autotuner.runtime.capture.side_by_side import Run, runs_of
 
 LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
@@ -160,7 +162,7 @@ class _Writing:
             "name": "captured",
             "dtype": dtype,
             "axes": {letter: f"{elements} elements" for letter, elements in extents.items()},
-            "inputs": {name: {"axes": declared[name], **other[name]} for name in inputs},
+            "inputs": {name: {"axes": declared[name], **other[name], **self._told(name)} for name in inputs},
             "parameters": {
                 name: {"axes": declared[name], **other[name]} if other[name] else declared[name] for name in parameters
             },
@@ -302,6 +304,17 @@ class _Writing:
             made = self.letters.dims(axes_left(taken)) if tensor.made_by else map(tuple, dims_left(tensor, fixed))
             self.sources[name] = Source(tensor, fixed, tuple(made))
         return self.names[taken]
+
+    def _told(self, name: str) -> dict[str, bool]:
+        """Say of a relative bias that is data, as ALiBi is, that it needs no gradient, which takes its own kernel."""
+        tensor = self.sources[name].tensor
+        is_bias = any(
+            operation.kind == "packed_attention" and self._role(operation, number) == "bias"
+            for operation in self.block.operations
+            for number, operand in enumerate(operation.inputs)
+            if operand.view.tensor is tensor
+        )
+        return {"requires_grad": False} if is_bias and not learned(View(tensor, tensor.dims)) else {}
 
     def _axes(self, source: Source) -> str:
         return self.letters(axis for dim in source.dims for axis in dim) if source.dims else ""

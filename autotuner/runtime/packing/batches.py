@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import InputError
-from autotuner.runtime.packing.bounds import bounds_of
-from autotuner.runtime.packing.interface import mask_of
+from autotuner.runtime.packing.bounds import bounds_of, mask_of
 
 IGNORED = -100
 """The label of tokens that have no part in the loss."""

@@ -69,3 +69,13 @@ def seers_of(bounds: Tensor) -> Tensor:
     first = torch.searchsorted(end, place, right=True)
     last = torch.searchsorted(start, place, right=True)
     return torch.stack((first, last), 1).to(torch.int32)
+
+
+def mask_of(bounds: Tensor) -> Tensor:
+    """Return bounds, (tokens, 2), as a mask of four dimensions, which models of transformers hand on as it is."""
+    return bounds[None, None]
+
+
+def is_packed(mask: Tensor | None) -> bool:
+    """Tell whether a mask is one of bounds."""
+    return mask is not None and mask.dtype == torch.int32 and mask.dim() == 4 and mask.shape[-1] == 2

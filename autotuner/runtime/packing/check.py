@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autotuner.errors import InputError
 from autotuner.runtime.packing.batches import IGNORED, Packer
-from autotuner.runtime.packing.interface import NAME, recorded
+from autotuner.runtime.packing.interface import NAME, recorded, set_attention
 from autotuner.runtime.padding.rules import padding_token
 
 LENGTHS = (4, 11, 1)
@@ -172,8 +172,8 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _attention(model: Any, name: dict[str, str]) -> Iterator[None]:
     """Have a model use an implementation of attention for a while."""
-    model.set_attn_implementation(name)
+    set_attention(model, name)
     try:
         yield
     finally:
-        model.set_attn_implementation(NAME)
+        set_attention(model, NAME)

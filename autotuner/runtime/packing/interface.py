@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
-from autotuner.runtime.packing.bounds import bounds_of, visible
+from autotuner.runtime.packing.bounds import bounds_of, is_packed, mask_of, visible
 from autotuner.runtime.packing.operator import packed_attention
+from autotuner.runtime.packing.relative_bias import bias_by_distances, table_of
 
 NAME = "autotuner_packed"
 """Of this implementation of attention, in a model's configuration."""
+_BLOOM = ("autotuner.runtime.packing.bloom", "transformers.models.bloom.modeling_bloom")
+"""Modules of a model with an attention of its own: this project's, and transformers'."""
 
 
 @dataclass(eq=False)
@@ -50,14 +53,31 @@ def register() -> None:
     masks.AttentionMaskInterface.register(NAME, masks.sdpa_mask)
 
 
-def mask_of(bounds: Tensor) -> Tensor:
-    """Return bounds, (tokens, 2), as a mask of four dimensions, which models of transformers hand on as it is."""
-    return bounds[None, None]
+def attention_of(model: Any) -> dict[str, Any]:
+    """Return the attention of a model of transformers, and that of its parts by name; nothing of another model."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "set_attn_implementation"):
+        return {}
+    own = _own_attention(model)
+    if own is not None and own.is_set(model):
+        return {"": NAME}
+    parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs}
+    return {"": config._attn_implementation, **{name: found for name, found in parts.items() if found is not None}}
 
 
-def is_packed(mask: Tensor | None) -> bool:
-    """Tell whether a mask is one of bounds."""
-    return mask is not None and mask.dtype == torch.int32 and mask.dim() == 4 and mask.shape[-1] == 2
+def set_attention(model: Any, attention: str | dict[str, Any]) -> None:
+    """Have a model use an implementation of attention: a name, or what `attention_of` returned."""
+    own = _own_attention(model)
+    if own is None:
+        model.set_attn_implementation(attention)
+    else:
+        own.set_packed(model, attention == NAME or attention == {"": NAME})
+
+
+def _own_attention(model: nn.Module) -> Any:
+    """Return the module that packs a model whose attention is its own, or None."""
+    is_bloom = any(type(module).__module__ in _BLOOM for module in model.modules())
+    return importlib.import_module(_BLOOM[0]) if is_bloom else None
 
 
 def attend(
@@ -91,8 +111,9 @@ def attend(
         known = {"is_causal": is_causal, "sliding_window": sliding_window, "softcap": softcap}
         return _padded(module, query, key, value, attention_mask, dropout, scaling, known | others)
     assert attention_mask is not None
-    if others.get("position_bias") is not None or others.get("s_aux") is not None:
-        raise InputError(f"{type(module).__name__} adds a bias to its scores, which packed attention does not know")
+    if others.get("s_aux") is not None:
+        raise InputError(f"{type(module).__name__} adds a sink to its scores, which packed attention does not know")
+    bias = table_of(module, others.get("position_bias"), query.shape[1])
     bounds = attention_mask[0, 0]
     if len(query) != 1 or len(key) != 1 or query.shape[2] != bounds.shape[0] or key.shape[2] != bounds.shape[0]:
         raise InputError(
@@ -110,7 +131,7 @@ def attend(
     for record in _RECORDS:
         record.windows.append(sliding_window)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = packed_attention(query[0], key[0], value[0], bounds, factor, dropout, softcap or 0.0)
+    out = packed_attention(query[0], key[0], value[0], bounds, factor, dropout, softcap or 0.0, bias)
     return out.transpose(0, 1)[None], None
 
 
@@ -125,6 +146,15 @@ def bounds_by_positions(_: nn.Module, given: tuple[Any, ...], named: dict[str, A
     if named.get("attention_mask") is not None or named.get("past_key_values") is not None:
         return None
     return given, named | {"attention_mask": mask_of(bounds_of(positions[0]))}
+
+
+def remove_hooks(model: nn.Module) -> None:
+    """Remove the hooks of packed batches from a model and its modules."""
+    for module in model.modules():
+        hooks = module._forward_pre_hooks
+        for number in [number for number, hook in hooks.items() if hook in (bounds_by_positions, bias_by_distances)]:
+            del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def _padded(
