@@ -134,6 +134,17 @@ def test_tokens_losses_and_gradients_of_models_are_those_of_the_padded_batch(mak
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-9 if is_exact else 1e-5)
 
 
+def test_a_model_with_checkpoints_has_the_gradients_of_the_padded_batch() -> None:
+    model = t5().train()
+    twin, batch = copy.deepcopy(model), labelled(model)
+    tokens = autotuner.packed(model)(batch)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(**tokens).loss.backward()
+    twin(**batch).loss.backward()
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("config", [transformers.T5Config, transformers.MT5Config])
 def test_encoders_alone_run_packed_and_their_bias_is_of_distances(config: Any) -> None:
     torch.manual_seed(0)
@@ -219,6 +230,13 @@ def test_tuned_layers_compute_the_same_and_alibi_takes_no_gradient(make: Any) ->
     assert kinds.count("packed_attention") == kinds.count("packed_attention_grad") == 2
     assert kinds.count("packed_attention_grad_bias") == (2 if make is t5 else 0)
     assert len(compilation.compiled) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [4, 12])
+def test_a_model_that_rounds_its_scores_to_16_bits_is_packed(dtype: torch.dtype, heads: int) -> None:
+    model = bloom(n_head=heads, hidden_size=8 * heads).to(dtype)
+    assert autotuner.packed(model).shifted is True
 
 
 @pytest.mark.parametrize("mode", ["autocast", "bfloat16"])

@@ -98,8 +98,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    found = _gradients(gradient, *ctx.saved_tensors, **ctx.numbers)
-    into_bias = _bias_gradient(gradient, *ctx.saved_tensors, **ctx.numbers) if ctx.needs_input_grad[8] else None
+    saved = ctx.saved_tensors  # which checkpoints hand out once
+    found = _gradients(gradient, *saved, **ctx.numbers)
+    into_bias = _bias_gradient(gradient, *saved, **ctx.numbers) if ctx.needs_input_grad[8] else None
     return (*found, *[None] * 5, into_bias)
 
 
