@@ -123,6 +123,8 @@ class TuneOptions:
         remeasure: measure everything anew, whatever is known; what cannot be measured keeps what was known.
         end_to_end: time the answer against the framework, and keep that in the configuration; a model for which the
             framework has no layer is not timed.
+        numerics: what forward may save for backward: "exact", values as it computed them; "8-bit", to keep to a budget
+            also activations as 8-bit integers with a scale for each 128 of them.
     """
 
     gap: float | None = None
@@ -134,6 +136,7 @@ class TuneOptions:
     retry: bool = False
     remeasure: bool = False
     end_to_end: bool = True
+    numerics: str = "exact"
 
     def __post_init__(self) -> None:
         for name, share in (("gap", self.gap), ("estimated_gap", self.estimated_gap)):
@@ -165,7 +168,8 @@ class TuneOptions:
         return tuple(field.name for field in fields(cls))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        value = asdict(self)
+        return value if self.numerics != "exact" else {name: value[name] for name in value if name != "numerics"}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "TuneOptions":
@@ -185,6 +189,7 @@ class TuneKeywords(TypedDict, total=False):
     retry: bool
     remeasure: bool
     end_to_end: bool
+    numerics: str
 
 
 def parsed_bytes(given: int | str | None, name: str) -> int | None:

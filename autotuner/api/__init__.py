@@ -71,9 +71,10 @@ def optimize(
 
         from autotuner.api.backend import check_examples, chosen, compile_graph
 
-    TuneOptions.of(**tuning)  # an unknown one ends here, also where nothing is tuned
+    numerics = TuneOptions.of(**tuning).numerics  # an unknown one ends here, also where nothing is tuned
     check_examples(example_inputs, server, configurations)
-    options = chosen(database, server, configurations, compiler) | {"graphs": graphs, "quiet": watch is not show}
+    options = chosen(database, server, configurations, compiler, numerics)
+    options |= {"graphs": graphs, "quiet": watch is not show}
     if example_inputs is not None:
         with needed_for("tuning"):
             from autotuner.api.tuning import tune

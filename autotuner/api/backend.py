@@ -19,8 +19,10 @@ from autotuner.api.knowledge import Given, Knowledge, OfConfigurations, OfDataba
 from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.api.telling import Say, teller_of_backend
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
+from autotuner.ir.formats import Numerics, checked_numerics
 from autotuner.ir.kinds import draws
 from autotuner.plan.configuration import Configuration
+from autotuner.plan.phrases import some
 from autotuner.runtime.capture import Call, CapturedModule, Region
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.checkpointed import repeat_as_drawn, with_checkpoints
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotuner.backend")
 
-OPTIONS = ("budget", "capture", "compiler", "configurations", "database", "graphs", "inductor", "quiet", "server")
+OPTIONS = (
+    "budget", "capture", "compiler", "configurations", "database", "graphs", "inductor", "numerics", "quiet", "server"
+)  # fmt: skip
 SOURCES = {"server": "a server", "database": "a database", "configurations": "configurations"}
 """Options that say where configurations are known, in words: one of them is given, or none."""
 COMPILERS = ("inductor", "aot_eager", "eager")
@@ -70,8 +74,9 @@ def compile_graph(
             `AUTOTUNER_DATABASE`); "compiler" of the rest: "inductor" (the default), "aot_eager" or "eager"; "graphs":
             whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
             regions make no graphs of their own then, and read their inputs in place; "budget": whether the caller's
-            steps have a memory budget, which decides how regions run; "inductor": Inductor's own options; "quiet":
-            whether nothing is printed while kernels are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
+            steps have a memory budget, which decides how regions run; "inductor": Inductor's own options; "numerics":
+            what plans may save for backward, "exact" (the default) or "8-bit", as of a tuning; "quiet": whether nothing
+            is printed while kernels are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -84,12 +89,14 @@ def compile_graph(
     knowledge = _knowledge(given)
     graphs = bool(given.get("graphs", True)) and given.get("capture") is None
     in_place, budget = given.get("capture") == "step", bool(given.get("budget", False))
+    numerics: Numerics = given.get("numerics", "exact")
     eager = name == "eager"
 
     def of_one_shape(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(COMPILED)
         known = rewrite(
-            graph, inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say, budget=budget
+            graph, inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say, budget=budget,
+            numerics=numerics,
         )  # fmt: skip
         if len(known) <= len(regions):
             del COMPILED[before:]  # the graph with symbols runs for this shape, and is listed
@@ -101,7 +108,7 @@ def compile_graph(
     note = "sizes are symbols in it; a shape that is known has a graph of its own" if places else ""
     regions = rewrite(
         module, example_inputs, knowledge, graphs=graphs, in_place=in_place, eager=eager, say=say, note=note,
-        budget=budget,
+        budget=budget, numerics=numerics,
     )  # fmt: skip
     if regions and name == "inductor" and say is not None:
         say("compiling the rest of the model with inductor, once for this shape; this may take minutes")
@@ -128,6 +135,7 @@ def chosen(
     server: "str | Client | None",
     configurations: Given | None,
     compiler: str,
+    numerics: str = "exact",
 ) -> dict[str, Any]:
     """Return options of the backend, without those that are not given.
 
@@ -137,6 +145,7 @@ def chosen(
     where = None if database is None else str(database)
     given = {"database": where, "server": server, "configurations": configurations, "compiler": compiler}
     options = {name: value for name, value in given.items() if value is not None}
+    options |= {} if numerics == "exact" else {"numerics": numerics}
     checked(options)
     return options
 
@@ -166,6 +175,7 @@ def checked(options: Mapping[str, Any]) -> None:
         raise InputError(f"compiler is {options['compiler']!r}: write one of {', '.join(COMPILERS)}")
     if options.get("capture") not in (None, "step"):
         raise InputError(f'capture is {options["capture"]!r}: write "step", or leave it out')
+    checked_numerics(options.get("numerics", "exact"))
     sources = [name for name in SOURCES if options.get(name) is not None]
     if len(sources) > 1:
         raise InputError(f"the backend was given {' and '.join(SOURCES[name] for name in sources)}: give one of them")
@@ -182,6 +192,7 @@ def rewrite(
     say: Say | None = None,
     note: str = "",
     budget: bool = False,
+    numerics: Numerics = "exact",
 ) -> list[TunedRegion | RegionChoice]:
     """Put calls of tuned regions into a graph, for those that are known, and note what was done in `COMPILED`.
 
@@ -189,6 +200,7 @@ def rewrite(
         eager: whether the graph runs as it is: gradients of its regions can be differentiated again then.
         note: goes before what is said of regions that are not known.
         budget: whether regions get a choice of ways to run, for a step's budget to decide.
+        numerics: the class of what plans may save for backward; those that save otherwise are left out.
     """
     heads = tuple(map(str, joined(module)))
     captured = capture(module)
@@ -227,7 +239,7 @@ def rewrite(
                     TunedRegion, ports=ports, graphs=graphs and not budget, in_place=in_place or budget, repeats=eager,
                     label=label, say=say,
                 )  # fmt: skip
-                first, *leaner = known[region.key].plans
+                first, *leaner = _allowed(known[region.key], numerics)
                 fastest = made_so(first)
                 tuned = RegionChoice([fastest, *_made_of(made_so, leaner)]) if budget else fastest
             except ConfigurationError as error:  # its kernels keep to themselves what is handed out here
@@ -248,6 +260,17 @@ def rewrite(
     told = "; ".join(each for each in notes if each)
     _note(CompiledGraph(counts, running, captured.nodes, reasons, told, held, coverage, tuned_us, selective, heads))
     return [tuned for region, tuned in made.items() if region in placed]
+
+
+def _allowed(configuration: Configuration, numerics: Numerics) -> list[Configuration]:
+    """Return the plans of a configuration that save nothing in a format whose class is not allowed.
+
+    Raises:
+        ConfigurationError: the first one does.
+    """
+    if numerics == "exact" and configuration.narrow:
+        raise ConfigurationError(f'its plan saves {some(configuration.narrow)} in 8 bits: numerics="8-bit" allows that')
+    return [plan for plan in configuration.plans if numerics != "exact" or not plan.narrow]
 
 
 def _made_of(make: Callable[[Configuration], TunedRegion], plans: Sequence[Configuration]) -> Iterator[TunedRegion]:
@@ -329,13 +352,14 @@ def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] 
 
 
 def _knowledge(given: Mapping[str, Any]) -> Knowledge:
+    numerics: Numerics = given.get("numerics", "exact")
     if given.get("configurations") is not None:
         return OfConfigurations(given["configurations"])
     if given.get("server") is not None:
-        return OfService(given["server"])
+        return OfService(given["server"], numerics)
     if given.get("database") is not None:
-        return OfDatabase(given["database"])
+        return OfDatabase(given["database"], numerics)
     settings = Settings.from_environment()
     if os.environ.get("AUTOTUNER_SERVER", "").strip():
-        return OfService(settings.server_url)
-    return OfDatabase(settings.database_url)
+        return OfService(settings.server_url, numerics)
+    return OfDatabase(settings.database_url, numerics)

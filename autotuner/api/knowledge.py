@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from autotuner.errors import InputError, NotFoundError, ServiceError, TunedWarning, stacklevel
 from autotuner.extras import needed_for
+from autotuner.ir.formats import Numerics, allowed_classes
 from autotuner.ir.matching import same_tensors
 from autotuner.ir.models import Model, load_model
 from autotuner.ir.records import canonical_json
@@ -31,7 +32,7 @@ SILENT_S = 60.0
 """A service that did not answer is not asked again for so long."""
 USABLE = ("exact", "doubtful")
 
-_SUBMITTED: dict[tuple[str, str, str], int] = {}
+_SUBMITTED: dict[tuple[str, str, str, str], int] = {}
 _SILENT_UNTIL: dict[str, float] = {}
 
 
@@ -54,10 +55,13 @@ class Knowledge(Protocol):
 
 
 class OfDatabase:
-    """The knowledge of a database. Nothing tunes in the background: that takes the device which trains."""
+    """The knowledge of a database. Nothing tunes in the background: that takes the device which trains.
 
-    def __init__(self, database: str | Path) -> None:
-        self._database = database
+    What was tuned with the numerics that are allowed is preferred to what was tuned without.
+    """
+
+    def __init__(self, database: str | Path, numerics: Numerics = "exact") -> None:
+        self._database, self._numerics = database, numerics
 
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
         with needed_for("looking configurations up in a database"):
@@ -67,11 +71,13 @@ class OfDatabase:
         found: list[Configuration | None] = []
         with open_database(self._database) as opened:
             for model in models:
-                match = opened.configurations.best(
-                    family_key=family_key(model.family), dtype=model.dtype, extents=model.extents,
-                    device_type=here.device_type, device_name=here.device_name,
+                matches = (
+                    opened.configurations.best(
+                        family_key=family_key(model.family, numerics=each), dtype=model.dtype, extents=model.extents,
+                        device_type=here.device_type, device_name=here.device_name,
+                    ) for each in allowed_classes(self._numerics)
                 )  # fmt: skip
-                stored = match.stored if match.status in USABLE else None
+                stored = next((match.stored for match in matches if match.status in USABLE), None)
                 where = "a stored configuration"
                 found.append(None if stored is None else Configuration.from_json(json.loads(stored.text), where))
         return found
@@ -142,19 +148,21 @@ class OfService:
     A process submits one job for each model. Of several processes that train one model, the first submits.
     """
 
-    def __init__(self, server: "str | Client") -> None:
-        self._server = server
+    def __init__(self, server: "str | Client", numerics: Numerics = "exact") -> None:
+        self._server, self._numerics = server, numerics
 
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
         here = environment(device_type)
         found: list[Configuration | None] = []
         with self._asked() as client:
             for model in models:
-                view = client.best(
-                    dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
-                    device_name=here.device_name,
+                views = (
+                    client.best(
+                        dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
+                        device_name=here.device_name, numerics=each,
+                    ) for each in allowed_classes(self._numerics)
                 )  # fmt: skip
-                best = view.best if view.match in USABLE else None
+                best = next((view.best for view in views if view.match in USABLE), None)
                 where = f"a configuration of {client.url}"
                 found.append(None if best is None else Configuration.from_json(best.configuration, where))
         return found
@@ -166,11 +174,11 @@ class OfService:
         jobs = []
         with self._asked() as client:
             for model in models:
-                key = (client.url, here.device_name, canonical_json(model.to_json()))
+                key = (client.url, here.device_name, canonical_json(model.to_json()), self._numerics)
                 if key not in _SUBMITTED:
                     _SUBMITTED[key] = client.submit(
                         dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
-                        device_name=here.device_name,
+                        device_name=here.device_name, numerics=self._numerics,
                     ).id  # fmt: skip
                 jobs.append(_SUBMITTED[key])
             url = client.url

@@ -115,7 +115,7 @@ def layer_to_layer(
         raise InputError("this model is compiled already: give layer_to_layer the model that torch.compile was given")
     if any(isinstance(vars(module).get("forward"), ReplacedForward) for module in model.modules()):
         raise InputError("this model has a step already: step.close() first")
-    TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned
+    numerics = TuneOptions.of(**tuning).numerics  # unknown options end here, also where nothing is tuned
     if are_several():
         raise InputError(
             "several processes train one model, and layer to layer is for one: run it in a process without a group"
@@ -148,7 +148,7 @@ def layer_to_layer(
         raise InputError(
             "example_inputs are there to tune layers, and with compiler=None none runs tuned: leave one of them out"
         )
-    options = None if compiler is None else chosen(database, server, configurations, compiler)
+    options = None if compiler is None else chosen(database, server, configurations, compiler, numerics)
     found = repeated_layers(model)
     runs_on = _device(model, device)
     _check_host_memory(found, optimizer, link_dtype, optimizer_in_backward)

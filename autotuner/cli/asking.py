@@ -12,6 +12,7 @@ from autotuner.cli.options import (
     Dtype,
     Extent,
     Json,
+    NumericsOption,
     Option,
     Output,
     check_output,
@@ -24,6 +25,7 @@ from autotuner.cli.options import (
 from autotuner.cli.printing import print_configuration
 from autotuner.cli.progress import Followed
 from autotuner.errors import AutotunerError, NotFoundError
+from autotuner.ir.formats import checked_numerics
 from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
@@ -216,6 +218,7 @@ def best(
     device: WantedDevice = "cpu",
     device_name: DeviceName = None,
     budget: Budget = None,
+    numerics: NumericsOption = "exact",
     server: Server = None,
     as_json: Json = False,
 ) -> None:
@@ -223,8 +226,8 @@ def best(
 
     Matches: exact; doubtful, the same measured under bad conditions; near_device, tuned on another device;
     near_shape, tuned for other extents, which does not run with yours; none, with exit code 2. What was tuned with
-    a budget is found with the same budget only. --output writes the configuration for `show`, `check`, `report` and
-    autotuner.apply.
+    a budget, or with --numerics, is found with the same only. --output writes the configuration for `show`, `check`,
+    `report` and autotuner.apply.
     """
     from autotuner.plan.configuration import Configuration, save_configuration
 
@@ -233,6 +236,7 @@ def best(
         found = asked.best(
             model, extents=given_extents(extent), options=given_options(option), dtype=dtype, device=device,
             device_name=device_name, budget_bytes=parsed_bytes(budget, "--budget"),
+            numerics=checked_numerics(numerics),
         )  # fmt: skip
     if as_json:
         emit(found.model_dump(mode="json"))
@@ -296,6 +300,7 @@ def _print_job(job: "JobView") -> None:
         ("stops at", _stops(job)),
         ("measures", "everything" if job.exhaustive else ""),
         ("budget", "" if job.budget_bytes is None else f"{job.budget_bytes:,} bytes"),
+        ("numerics", "" if job.numerics == "exact" else job.numerics),
         ("priority", str(job.priority) if job.priority else ""),
         ("worker", job.worker or "none yet"),
         ("attempt", str(job.attempt) if job.attempt > 1 else ""),

@@ -13,6 +13,7 @@ import typer
 
 from autotuner.errors import InputError, ModelError
 from autotuner.files import check_writable
+from autotuner.ir.formats import checked_numerics
 from autotuner.settings import Limits, TuneKeywords, parsed_bytes, progress_format
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ Threads = Annotated[int | None, typer.Option(help="Threads that a kernel may use
 Budget = Annotated[
     str | None,
     typer.Option(help="The most memory that a step may need beside parameters and inputs, e.g. 512MiB."),
+]
+NumericsOption = Annotated[
+    str,
+    typer.Option(
+        "--numerics",
+        help="What may be saved for backward under a budget: exact, or 8-bit, also activations as 8-bit integers.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ProgressOption = Annotated[
@@ -82,6 +90,7 @@ def effort(
         typer.Option(help="The same by costs learned from what is measured: reached earlier, and no proof, e.g. 0.01."),
     ] = None,
     budget: Budget = None,
+    numerics: NumericsOption = "exact",
     exhaustive: Annotated[
         bool,
         typer.Option("--exhaustive", help="Measure everything, also what is proven or expected to make no difference."),
@@ -92,6 +101,7 @@ def effort(
     """Options of a tuning job: when it stops, and the memory that its plan may need."""
     return {
         "gap": gap, "estimated_gap": estimated_gap, "budget_bytes": parsed_bytes(budget, "--budget"),
+        "numerics": checked_numerics(numerics),
         "exhaustive": exhaustive, "limits": Limits(max_seconds, max_measurements),
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ from autotuner.cli.options import (
     Dtype,
     Extent,
     Json,
+    NumericsOption,
     Option,
     Output,
     ProgressOption,
@@ -43,6 +44,7 @@ from autotuner.cli.printing import (
 from autotuner.cli.progress import Shown
 from autotuner.errors import AutotunerError, CheckError, InputError, ProblemError
 from autotuner.files import write
+from autotuner.ir.formats import checked_numerics
 from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
@@ -206,6 +208,7 @@ def solve(
     *,
     solver: Annotated[str, typer.Option(help="exact, or shortest_path (the paper's strategy).")] = "exact",
     budget: Budget = None,
+    numerics: NumericsOption = "exact",
     output: Output = None,
     problem: Annotated[Path | None, typer.Option(help="Write the problem as JSON here.")] = None,
     extent: Extent = None,
@@ -250,21 +253,23 @@ def solve(
     graph = training_graph(chosen.graph())
     threads = threads if threads is not None else settings.threads
     here = environment(device, threads, policy_for(device, threads, rotate_bytes(graph, device)).facts())
-    saving = budget is not None
+    saving, allowed = budget is not None, checked_numerics(numerics)
     with open_database(stored, make=False) as opened:
-        whole = build_space(graph, space_file(device), saving=saving, vendor=here.vendor)
+        whole = build_space(graph, space_file(device), saving=saving, numerics=allowed, vendor=here.vendor)
         whole = tuner.with_known_calls(whole, opened, here.key)
         known = opened.find(here.key, tuple(whole.calls))
         noise_floor = opened.fact(here.key, tuner.NOISE_FLOOR) if known else None
     costs = {key: m.median_us for key, m in known.items() if m.median_us is not None}
     if problem is not None:
-        write(problem, json.dumps(formulate(whole, saving=saving).priced(costs).problem.to_json()))
+        asked = formulate(whole if saving else whole.exact, saving=saving)
+        write(problem, json.dumps(asked.priced(costs).problem.to_json()))
     failed = sum(measurement.status != "ok" for measurement in known.values())
     counts = {"calls": len(whole.calls), "measured": 0, "reused": len(known), "failed": failed}
     counts |= tuner.cell_counts(whole, known)
     configuration = tuner.build_configuration(
-        chosen, whole, known, here, counts, solver=solver, noise_floor=noise_floor, budget_bytes=budget_bytes
-    )
+        chosen, whole, known, here, counts, solver=solver, noise_floor=noise_floor, budget_bytes=budget_bytes,
+        numerics=allowed,
+    )  # fmt: skip
     if output is not None:
         save_configuration(configuration, output)
     print_configuration(configuration, as_json=as_json)

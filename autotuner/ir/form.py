@@ -14,7 +14,9 @@ from autotuner.ir.formats import RAW, StorageFormat, format_of
 Extents = Mapping[str, int]
 
 STACK_AXIS = "*"
-_FORM = re.compile(r"(?P<layout>[a-z*]*)(:(?P<storage>[a-z]+))?(@(?P<index>\d+)/(?P<count>\d+)(#(?P<group>[\w.+]+))?)?")
+_FORM = re.compile(
+    r"(?P<layout>[a-z*]*)(:(?P<storage>[a-z]+[0-9]*))?(@(?P<index>\d+)/(?P<count>\d+)(#(?P<group>[\w.+]+))?)?"
+)
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -7,15 +7,24 @@ a format stands here, so that a new one is a declaration, the kernels that write
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
-from autotuner.errors import LayoutError
+from autotuner.errors import InputError, LayoutError
 
 Length = Callable[[Sequence[int]], int]
-Numerics = Literal["exact", "rounded", "8-bit"]
+Numerics = Literal["exact", "8-bit"]
+"""Class of what is computed with a storage format: as without it, or from values of 8 bits."""
+NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
+"""All classes; each allows those before it, too."""
 
 BITS = 8
 """Bits of a byte: elements that one byte holds where each is a bit, the first in its lowest bit."""
+GROUP = 128
+"""Elements, one behind the other in memory, that share the scale of their 8-bit numbers. A scale takes 4 bytes, 3 % of
+what its group does."""
+SCALE_BYTES = 4
+LARGEST = 127
+"""The largest 8-bit number; the least is the same below 0, so that 0 stays 0."""
 STORAGE_BYTES: Mapping[str, int] = {"bool": 1, "uint8": 1, "int64": 8}
 """Bytes of one element of the types that storage formats bring along."""
 
@@ -31,10 +40,11 @@ class StorageFormat:
             flat: it has one axis of its own, and no strides. None where each element of the tensor has one of its own,
             with strides.
         operands: which tensors may have it, by operator kind: places among the inputs and then the outputs. A tensor
-            may where whoever makes and reads it as stored does so at such a place; {} stands for any tensor.
+            may where whoever makes and reads it as stored does so at such a place; {} stands for any tensor. Of a
+            format that is not exact, they are the places where values may differ from those of forward.
         meaning: formats of one meaning decode to equal tensors; "" where it depends on the form, as of a seed.
-        numerics: what a plan with it computes: "exact" as without it, rounded to a narrower type, or in 8 bits. Search
-            spaces have exact ones only.
+        numerics: what a plan with it computes: "exact" as without it, or from values of 8 bits. Search spaces have
+            others than exact ones only where a request allows their class.
         projects: what it decodes to differs from what was encoded, and is as good at the places of `operands`.
         encode, decode: dotted paths of the reference, as `autotuner.kernels.torch.formats` describes it:
             (values, form, tensor, p, seed) -> stored, and (stored, form, tensor, p) -> values.
@@ -76,9 +86,37 @@ class StorageFormat:
         """Tell whether an operand of an operator may be stored so; `place` counts inputs and then outputs."""
         return not self.operands or place in self.operands.get(kind, ())
 
-    def is_offered(self, saving: bool) -> bool:
-        """Tell whether a search space has it; `saving` says that memory is to be saved."""
-        return self.numerics == "exact" and (saving or not self.for_memory)
+    def is_offered(self, *, saving: bool, numerics: Numerics = "exact") -> bool:
+        """Tell whether a search space has it.
+
+        Args:
+            saving: whether memory is to be saved.
+            numerics: the class that is allowed.
+        """
+        if self.numerics != "exact":
+            return self.numerics in allowed_classes(numerics)
+        return saving or not self.for_memory
+
+
+def checked_numerics(given: object) -> Numerics:
+    """Return a class of numerics.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    for each in NUMERICS:
+        if given == each:
+            return each
+    raise InputError(f"numerics is {given!r}: write {' or '.join(NUMERICS)}")
+
+
+def allowed_classes(numerics: Numerics) -> tuple[Numerics, ...]:
+    """Return the classes that are allowed where one is, itself first."""
+    return NUMERICS[NUMERICS.index(numerics) :: -1]
+
+
+def _grouped(extents: Sequence[int]) -> int:
+    return -(-prod(extents) // GROUP) * (GROUP + SCALE_BYTES)
 
 
 def _bits(extents: Sequence[int]) -> int:
@@ -92,6 +130,15 @@ def _words(count: int) -> Length:
 _ENCODINGS = "autotuner.kernels.torch.formats"
 _LIBRARIES = "autotuner.kernels.torch.attention_masks"
 _MASKS: Mapping[str, tuple[int, ...]] = {"dropout_mask": (0,), "dropout": (1,)}
+_INEXACT: Mapping[str, tuple[int, ...]] = {
+    "contraction": (0, 1), "multiply": (0, 1), "add": (0, 1), "layer_norm": (0,), "rms_norm": (0,),
+    "layer_norm_grad_input": (1, 3, 4), "layer_norm_grad_parameters": (1, 2, 3), "rms_norm_grad_input": (1, 3),
+    "rms_norm_grad_parameters": (1, 2),
+    **dict.fromkeys(("bias", "scale", "cast", "dropout", "gelu_erf", "gelu_tanh", "silu"), (0,)),
+    **dict.fromkeys(("gelu_erf_grad", "gelu_tanh_grad", "silu_grad"), (1,)),
+}  # fmt: skip
+"""Inputs through which an error of at most a share goes on as one of about that share: products, sums, norms and smooth
+functions. ReLU's gradient is none, which takes the sign; neither is softmax, which takes the exponential."""
 
 FORMATS: Mapping[str, StorageFormat] = {
     each.name: each
@@ -113,6 +160,10 @@ FORMATS: Mapping[str, StorageFormat] = {
         StorageFormat("sign", "uint8", _bits, operands={"relu": (1,), "relu_grad": (1,)}, meaning="signs",
                       encode=f"{_ENCODINGS}:to_signs", decode=f"{_ENCODINGS}:from_signs",
                       projects=True, fused=True, for_memory=True),
+        # Integers from -127 to 127, and behind them a float32 scale for each group. Of the largest of its group, an
+        # element is off by 1/254 at most: rounded to nearest, it is bounded and the same in each run, not unbiased.
+        StorageFormat("int8", "uint8", _grouped, operands=_INEXACT, numerics="8-bit", encode=f"{_ENCODINGS}:to_int8",
+                      decode=f"{_ENCODINGS}:from_int8", projects=True, for_memory=True),
         StorageFormat("absent", in_memory=False),
     )
 }  # fmt: skip

@@ -13,6 +13,7 @@ from pydantic_core.core_schema import dict_schema, str_schema, typed_dict_field,
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
 from autotuner.files import write
 from autotuner.ir.autodiff import training_graph
+from autotuner.ir.formats import Numerics
 from autotuner.ir.graph import Graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt, digest
@@ -205,6 +206,7 @@ class Configuration(Document):
     `doubts` are the reasons why the conditions of measuring make it worth measuring again; () for a settled answer.
     `overlap` says which steps run beside the others; None for one after the other. `leaner` are other plans, each
     slower than the one before and with fewer bytes left for backward: a whole step's memory budget mixes them.
+    `numerics` is the class of storage formats that was allowed; `narrow` names the tensors that its steps hold so.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # of all that is inside as well
@@ -230,6 +232,7 @@ class Configuration(Document):
     doubts: tuple[Doubt, ...] = ()
     overlap: Annotated[Overlap | None, GetPydanticSchema(lambda _, schema: schema(Overlap))] = None
     leaner: Annotated[tuple[LeanerPlan, ...], Field(json_schema_extra={"default": None})] = ()
+    numerics: Annotated[Numerics, Field(json_schema_extra={"default": None})] = "exact"
     schema: Literal[2] = SCHEMA
 
     def graph(self) -> Graph:
@@ -245,6 +248,11 @@ class Configuration(Document):
     def recomputed(self) -> tuple[str, ...]:
         """Forward operators that backward repeats as steps of their own, rather than have held what they make."""
         return tuple(name for step in self.steps if step.again for name in step.operators)
+
+    @property
+    def narrow(self) -> tuple[str, ...]:
+        """Tensors that forward leaves for backward in a format that is not exact."""
+        return tuple(name for step in self.steps for name in step.narrow)
 
     @property
     def kernels_us(self) -> float:
@@ -296,6 +304,7 @@ class Configuration(Document):
             **({"doubts": [asdict(doubt) for doubt in self.doubts]} if self.doubts else {}),
             **({"overlap": asdict(self.overlap)} if self.overlap else {}),
             **({"leaner": [asdict(plan) for plan in self.leaner]} if self.leaner else {}),
+            **({"numerics": self.numerics} if self.numerics != "exact" else {}),
         }
         normal: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return normal

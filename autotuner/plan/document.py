@@ -25,7 +25,7 @@ AtLeastOne = Annotated[int, Field(ge=1, strict=True), BeforeValidator(_whole)]
 Flag = Annotated[bool, Strict()]
 Key = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
-MAY_BE_ABSENT = ("default_is_marked", "doubts", "leaner", "overlap", "slowdown", "switching_us")
+MAY_BE_ABSENT = ("default_is_marked", "doubts", "leaner", "numerics", "overlap", "slowdown", "switching_us")
 """Fields that files of earlier versions lack."""
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotuner.errors import InputError
+from autotuner.ir.formats import Numerics, checked_numerics
 from autotuner.ir.models import Model
 from autotuner.ir.records import digest
 from autotuner.settings import TuneOptions
@@ -16,12 +17,23 @@ class Request:
 
     Args:
         device_name: None for any device of the type.
+
+    Raises:
+        InputError: the options name no class of numerics.
     """
 
     model: Model
     device_type: str = "cpu"
     device_name: str | None = None
     options: TuneOptions = field(default_factory=TuneOptions)
+
+    def __post_init__(self) -> None:
+        checked_numerics(self.options.numerics)
+
+    @property
+    def numerics(self) -> Numerics:
+        """The class of storage formats that the options allow."""
+        return checked_numerics(self.options.numerics)
 
     def to_json(self) -> dict[str, Any]:
         device = {"device_type": self.device_type, "device_name": self.device_name}
@@ -42,7 +54,7 @@ class Request:
         Raises:
             InputError: a key is missing or unknown, or a value is not valid.
         """
-        value = {"remeasure": False, **value}  # a job that an earlier version stored has none
+        value = {"remeasure": False, "numerics": "exact", **value}  # a job that an earlier version stored has none
         keys = {"model", "device_type", "device_name", *TuneOptions.names()}
         if set(value) != keys:
             raise InputError(f"a request has the keys {', '.join(sorted(keys))}, not {sorted(value)}")
@@ -50,6 +62,8 @@ class Request:
         return cls(Model.from_json(value["model"]), value["device_type"], value["device_name"], options)
 
 
-def family_key(family: str, budget_bytes: int | None = None) -> str:
-    """Return the key of what answers to requests have in common: a model's family, and the budget."""
+def family_key(family: str, budget_bytes: int | None = None, numerics: Numerics = "exact") -> str:
+    """Return the key of what answers to requests have in common: a model's family, the budget, and the numerics."""
+    if numerics != "exact":
+        return digest([family, budget_bytes, numerics])
     return family if budget_bytes is None else digest([family, budget_bytes])

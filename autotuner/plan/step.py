@@ -95,6 +95,11 @@ class Step(Document):
         return () if self.again else tuple(tensor_of(name) for name, _ in self.outputs if name.startswith(AGAIN))
 
     @property
+    def narrow(self) -> tuple[str, ...]:
+        """Tensors that it makes in a storage format that is not exact."""
+        return tuple(name for name, form in self.outputs if Form.parse(form).format.numerics != "exact")
+
+    @property
     def label(self) -> str:
         """The step for people: its operators joined, or the conversion's tensor and forms."""
         if not self.is_conversion:

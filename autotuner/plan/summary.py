@@ -12,6 +12,7 @@ from autotuner.plan.phrases import (
     ON_A_BUSY_DEVICE,
     TIMES,
     binary,
+    counted,
     duration,
     moment,
     percent,
@@ -188,7 +189,8 @@ def needs(configuration: Configuration) -> Iterator[Need]:
     if memory is not None:
         if memory.budget_bytes is not None:
             yield Need("budget", memory.budget_bytes, None, "what was asked for")
-        yield Need("held for backward", memory.held_bytes, None, "what forward leaves, as planned")
+        eight = f"; {counted(len(configuration.narrow), 'activation')} in 8 bits" if configuration.narrow else ""
+        yield Need("held for backward", memory.held_bytes, None, f"what forward leaves, as planned{eight}")
         words = f"{peak}, with the kernels' workspaces"
         if plan_bytes:
             words += f"; {percent(memory.peak_bytes / plan_bytes - 1, signed=True)} from measured"

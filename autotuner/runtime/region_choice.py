@@ -43,6 +43,11 @@ class RegionWay:
         return us[FORWARD] * (1 + self.repeats) + us[BACKWARD]
 
     @property
+    def narrow(self) -> bool:
+        """True where its forward saves activations in 8 bits."""
+        return bool(self.region.plan.configuration.narrow)
+
+    @property
     def own_bytes(self) -> int:
         """Bytes that it holds while forward or backward run, beside inputs, outputs and gradients."""
         return self.region.plan.kept_bytes

@@ -69,6 +69,7 @@ class StepNeeds:
         reserved_bytes: the most that the allocator has taken from the device; 0 where it keeps nothing that is freed.
         regions, repeating: how many regions there are, and how many of them run their forward again in backward.
         least_us, time_us: what all regions take at their fastest, and as they run now.
+        narrow: how many regions save activations in 8 bits, which `numerics="8-bit"` allows.
     """
 
     budget_bytes: int
@@ -80,6 +81,7 @@ class StepNeeds:
     repeating: int
     least_us: float
     time_us: float
+    narrow: int = 0
 
     @property
     def most_bytes(self) -> int:
@@ -88,10 +90,11 @@ class StepNeeds:
 
     def __str__(self) -> str:
         slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
+        eight = f", {self.narrow} save activations in 8 bits" if self.narrow else ""
         told = f"{binary(self.most_bytes)} measured" if self.most_bytes else f"{binary(self.predicted_bytes)} predicted"
         return (
             f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
-            f"regions run their forward again in backward{slower}"
+            f"regions run their forward again in backward{eight}{slower}"
         )
 
 
@@ -321,7 +324,7 @@ class StepBudget:
         self.needs = StepNeeds(
             self.budget_bytes, self._lean.peak_bytes, self._lean.predicted_bytes(ways), 0, 0, len(ways),
             sum(way.repeats for way in ways.values()), sum(region.fastest.time_us for region in ways),
-            sum(way.time_us for way in ways.values()),
+            sum(way.time_us for way in ways.values()), sum(way.narrow for way in ways.values()),
         )  # fmt: skip
 
     def _too_small(self, log: StepLog) -> str:

@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import islice, product
 
 from autotuner.checkpoint import checkpoint
+from autotuner.ir.form import Form
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import Attributes, Call, Candidate, Scalar
 from autotuner.kernels import KERNELS
@@ -110,6 +111,21 @@ class Space:
     cells: tuple[Cell, ...] = ()
     """The sampled ones: with more combinations of launch parameters than are all tried."""
     device_type: str = "cpu"
+
+    @cached_property
+    def exact(self) -> "Space":
+        """The space without conversions to and from formats that are not exact; itself where there are none."""
+        kept = tuple(each for each in self.conversions if not self._is_narrow(each))
+        return self if len(kept) == len(self.conversions) else replace(self, conversions=kept)
+
+    @cached_property
+    def narrow_calls(self) -> frozenset[str]:
+        """Keys of the conversions to and from formats that are not exact."""
+        return frozenset(each.call.key for each in self.conversions if self._is_narrow(each))
+
+    @staticmethod
+    def _is_narrow(conversion: Conversion) -> bool:
+        return any(Form.parse(text).format.numerics != "exact" for text in (conversion.source, conversion.target))
 
     @cached_property
     def calls(self) -> dict[str, Call]:

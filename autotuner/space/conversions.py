@@ -6,7 +6,7 @@ from itertools import product
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.form import Form, local_form
-from autotuner.ir.formats import FORMATS
+from autotuner.ir.formats import FORMATS, RAW, Numerics
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import LETTERS, Call, Candidate
 from autotuner.kernels import KERNELS
@@ -16,7 +16,12 @@ from autotuner.space.choices import Choice, Conversion
 
 
 def reachable(
-    graph: Graph, choices: list[Choice], given: Mapping[str, tuple[str, ...]], *, convert: bool, saving: bool = False
+    graph: Graph,
+    choices: list[Choice],
+    given: Mapping[str, tuple[str, ...]],
+    *,
+    convert: bool,
+    changing: Collection[str] = (),
 ) -> list[Choice]:
     """Drop choices that no whole assignment can contain, until nothing changes.
 
@@ -24,15 +29,14 @@ def reachable(
 
     Args:
         convert: whether conversions are tried at all.
-        saving: whether those of storage formats are, too.
+        changing: storage formats between which they lead.
     """
 
     def joins(name: str, sources: Collection[str], targets: Collection[str]) -> bool:
         """Tell whether some form of a tensor is a target, or can be converted into one."""
         checkpoint()
         return any(
-            source == target
-            or (convert and convertible(source, target, saving=saving) and may_have(graph, name, target))
+            source == target or (convert and convertible(source, target, changing) and may_have(graph, name, target))
             for source in sources
             for target in targets
         )
@@ -63,19 +67,31 @@ def reachable(
         choices = kept
 
 
-def convertible(source: str, target: str, *, saving: bool = False) -> bool:
+def changing_formats(numerics: Numerics, *, saving: bool) -> frozenset[str]:
+    """Return the storage formats between which conversions lead: raw alone, where nothing more is asked for.
+
+    Args:
+        numerics: the class that is allowed.
+        saving: whether memory is to be saved.
+    """
+    offered = (each for each in FORMATS.values() if each.is_offered(saving=saving, numerics=numerics))
+    return frozenset({RAW} | {each.name for each in offered if saving or each.numerics != "exact"})
+
+
+def convertible(source: str, target: str, changing: Collection[str] = ()) -> bool:
     """Tell whether a conversion between two forms is worth measuring: same storage, another order, to a dense one.
 
     Slices of stacks are written by kernels only; no conversion leads into one.
 
     Args:
-        saving: whether the storage format may change instead; which tensors may have it, others ask.
+        changing: storage formats between which it may change instead; which tensors may have them, others ask.
     """
     if source == target:
         return False
     first, second = Form.parse(source), Form.parse(target)
     if first.storage != second.storage:
-        return saving and first.layout == second.layout and (first.storage, second.storage) in STORAGE_CHANGES
+        change = (first.storage, second.storage)
+        return first.layout == second.layout and change in STORAGE_CHANGES and set(change) <= set(changing)
     return not first.is_flat and second.stack is None and len(second.layout.axes) > 1
 
 
@@ -84,16 +100,15 @@ def conversions_of(
     choices: Iterable[Choice],
     given: Mapping[str, tuple[str, ...]],
     kernels: Collection[str],
-    *,
-    saving: bool = False,
+    changing: Collection[str] = (),
 ) -> Iterator[Conversion]:
     """Yield the conversions from forms that are made to forms that are read.
 
     Tensors of equal extents and types are asked about once.
 
     Args:
-        saving: whether to yield those of storage formats, too, and those into flat ones and out of them, as which a
-            tensor that is made and read otherwise can be held.
+        changing: storage formats between which conversions are yielded, too, also those into flat ones and out of them,
+            as which a tensor that is made and read otherwise can be held.
     """
     made: dict[str, set[str]] = {name: set(forms) for name, forms in given.items()}
     read: dict[str, set[str]] = {name: set(given[name]) for name in graph.outputs}
@@ -107,10 +122,10 @@ def conversions_of(
         axes = graph.tensors[name].axes
         local = LETTERS[: len(axes)]
         targets = read.get(name, set())
-        held = _held_between(graph, name, sources, targets) if saving else set()
+        held = _held_between(graph, name, sources, targets, changing)
         for source, target in product(sorted(sources | held), sorted(targets | held)):
             checkpoint()
-            if not (convertible(source, target, saving=saving) and may_have(graph, name, target)):
+            if not (convertible(source, target, changing) and may_have(graph, name, target)):
                 continue
             subgraph = conversion_of(graph, name, source, target)
             forms = tuple(local_form(text, axes, local) for text in (source, target))
@@ -126,7 +141,9 @@ def conversions_of(
                 yield Conversion(name, source, target, candidate, call)
 
 
-def _held_between(graph: Graph, name: str, sources: Iterable[str], targets: Iterable[str]) -> set[str]:
+def _held_between(
+    graph: Graph, name: str, sources: Iterable[str], targets: Iterable[str], changing: Collection[str]
+) -> set[str]:
     """Return the flat forms that a tensor can have between one in which it is made and one in which it is read."""
     made, read = (
         {form for form in map(Form.parse, texts) if form.stack is None and not form.is_absent}
@@ -136,7 +153,7 @@ def _held_between(graph: Graph, name: str, sources: Iterable[str], targets: Iter
         form.in_format(storage)
         for form in made
         for held, storage in STORAGE_CHANGES
-        if form.storage == held and FORMATS[storage].is_flat
+        if {held, storage} <= set(changing) and form.storage == held and FORMATS[storage].is_flat
     }
     return {
         str(form)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import SpaceError
 from autotuner.ir.form import STACK_AXIS, Form, local_form
+from autotuner.ir.formats import Numerics
 from autotuner.ir.graph import Graph
 from autotuner.ir.records import LETTERS, Call, Candidate, Scalar, Subgraph
 from autotuner.kernels import KERNELS, Kernel
@@ -95,13 +96,14 @@ class Enumeration:
         size: Size,
         *,
         saving: bool = False,
+        numerics: Numerics = "exact",
     ) -> None:
         self.graph = graph
         self.named = {operator.name: operator for operator in graph.operators}
         self.file = file
         self.given = given
         self._size = size
-        self._saving = saving
+        self._saving, self._numerics = saving, numerics
         self.families = families
         self.pitches = _pitches(graph, families, given)
         self._layouts: dict[tuple[str, str], list[tuple[str, ...]]] = {}
@@ -137,7 +139,8 @@ class Enumeration:
 
     def _is_offered(self, row: tuple[str, ...]) -> bool:
         """Tell whether the search space has the storage formats of a row."""
-        return all(Form.parse(text).format.is_offered(self._saving) for text in row)
+        formats = (Form.parse(text).format for text in row)
+        return all(each.is_offered(saving=self._saving, numerics=self._numerics) for each in formats)
 
     def _in_graph(self, cover: Cover, kernel: Kernel, row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Write a row in the tensors' own axes, with stack members' names, and with pitched variants; of a kernel that

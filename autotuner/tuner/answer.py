@@ -1,6 +1,7 @@
 """Answer of a tuning run: the configuration that a space and its measurements give, with its certificate."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic
@@ -8,6 +9,7 @@ from time import monotonic
 from autotuner.checkpoint import OverError, until
 from autotuner.errors import InfeasibleError
 from autotuner.ir.cost import fused_bytes, moved_bytes
+from autotuner.ir.formats import Numerics
 from autotuner.ir.models import Model
 from autotuner.ir.records import Environment, Measurement
 from autotuner.plan.configuration import Certificate, Configuration, Fusion, LeanerPlan, Memory
@@ -22,7 +24,7 @@ from autotuner.tuner.doubts import doubts_of, is_default_marked
 from autotuner.tuner.explanation import explained
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import gap
-from autotuner.tuner.solving import leaner, leaner_that_run, seconds_until, solved, spread, step_memory
+from autotuner.tuner.solving import leaner, leaner_that_run, seconds_until, solved, spread, step_memory, worth_having
 from autotuner.tuner.steps import best_by_cover, steps_of
 
 
@@ -38,6 +40,7 @@ def build_configuration(
     lower_bound_us: float | None = None,
     estimated_us: float | None = None,
     budget_bytes: int | None = None,
+    numerics: Numerics = "exact",
     left_s: float | None = None,
     fresh: Collection[str] | None = None,
     policy: TuningPolicy = DEFAULT_POLICY,
@@ -49,6 +52,8 @@ def build_configuration(
         lower_bound_us: proven: no plan takes less, measured or not; None for what follows from the measurements.
         estimated_us: by learned costs, no plan takes less; None where nothing is estimated.
         budget_bytes: for the peak of memory, with what is asked of the space for it; None for none.
+        numerics: the class that the space was built for. Without a budget, the plan itself is exact, and leaner ones
+            need not be.
         left_s: time limit, raised to the policy's `finishing_s`. The best plan that is found until then is taken, and
             its explanation is left out. None for no limit.
         fresh: keys of what was measured for it: of all else, what could matter was measured well. None for everything.
@@ -59,11 +64,23 @@ def build_configuration(
             into the budget; the message says what does.
     """
     ends_at = None if left_s is None else monotonic() + max(left_s, policy.finishing_s)
-    unpriced = unpriced or formulate(space, saving=budget_bytes is not None)
+    saving = budget_bytes is not None
+    unpriced = unpriced or formulate(space if saving else space.exact, saving=saving)
     problem, fastest = solved(unpriced, known, solver, budget_bytes, ends_at)
+    if saving and space.narrow_calls:
+        with suppress(InfeasibleError):  # an exact plan that fits may have been missed, and be no slower
+            exact = solved(formulate(space.exact, saving=True), known, solver, budget_bytes, ends_at)
+            if exact[1].total_us <= fastest.total_us:
+                bound_us = min(exact[1].lower_bound_us, fastest.lower_bound_us)
+                problem, fastest = exact[0], replace(exact[1], lower_bound_us=bound_us)
     is_free = SOLVERS[solver].exact and budget_bytes is None
     lean, plans = leaner_that_run(problem, fastest, ends_at) if is_free else (problem, [fastest])
     solution, formulation = leaner(plans), lean
+    kept = [(lean, plan) for plan in spread(plans, solution)]
+    if is_free and numerics != "exact":
+        wider, narrow = leaner_that_run(problem, fastest, ends_at, space)
+        leanest = spread(worth_having(plans[0], [*plans, *narrow]), solution)
+        kept = [(lean if any(plan is each for each in plans) else wider, plan) for plan in leanest]
     fastest_bytes = problem.problem.held_bytes(fastest.states)
     if solution.held_bytes >= fastest_bytes:
         solution, formulation = replace(fastest, held_bytes=fastest_bytes), problem
@@ -120,7 +137,8 @@ def build_configuration(
             fresh=fresh,
         ),
         memory=Memory(budget_bytes, needs.held_bytes, needs.peak_bytes),
-        leaner=tuple(_leaner_plan(space, steps_of(lean, plan, known), known) for plan in spread(plans, solution)),
+        numerics=numerics,
+        leaner=tuple(_leaner_plan(space, steps_of(each, plan, known), known) for each, plan in kept),
     )
 
 

@@ -142,6 +142,8 @@ class _Strategy:
         ledger, finals, state = self._ledger, self._finals, self._state
         known = Roofline.from_facts(self._database.facts(self._environment))
         everything = state.options.exhaustive or state.options.budget_bytes is not None
+        if not everything:
+            self._narrow()  # before anything says that enough is known
         lazy = not everything and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
             state.searched_us = self._searches.expected_us
@@ -317,6 +319,14 @@ class _Strategy:
             self._searches.search(dict.fromkeys(cells[key] for key in cells if key in batch), meanwhile)
             runner.measure(others)
             state.rival_rounds += state.ends_by_twins and estimated is not None and estimated <= WIDE
+
+    def _narrow(self) -> None:
+        """Measure conversions to 8 bits and back, if there are any: no fastest plan has them, and leaner ones may."""
+        runner, ledger = self._runner, self._ledger
+        keys = {key for key in self._space.narrow_calls if ledger.is_open(key)}
+        if keys:
+            runner.expect(len(keys))
+            runner.measure(list(races(self._space, keys)))
 
     def _confirm(self) -> bool:
         """Measure the chosen calls once more, and solve again, until nothing new is chosen.

@@ -176,7 +176,7 @@ def within_budget(
 
 
 def leaner_that_run(
-    formulation: Formulation, fastest: Solution, ends_at: float | None
+    formulation: Formulation, fastest: Solution, ends_at: float | None, space: Space | None = None
 ) -> tuple[Formulation, list[Solution]]:
     """Return the plans of `leaner_plans`, without those whose covers depend on each other, and what they solve.
 
@@ -186,13 +186,14 @@ def leaner_that_run(
     Args:
         formulation: what `fastest` solves.
         ends_at: when to take what is found, by `time.monotonic`; None for after some seconds.
+        space: where to look for leaner plans: a larger one than that of `formulation`, which it is by default.
     """
     if formulation.problem.held_bytes(fastest.states) < LEAN_BYTES or not seconds_until(ends_at):
         return formulation, [fastest]
     seconds = min(LEAN_LIMIT_S, seconds_until(ends_at))
     lean, first = formulation, fastest
     with suppress(ProblemError):  # it is too large
-        repeating = formulate(formulation.offered.space, saving=True).priced(formulation.costs_us)
+        repeating = formulate(space or formulation.offered.space, saving=True).priced(formulation.costs_us)
         found = solve_in_order(repeating, lambda each: exact(each.problem, time_limit_s=seconds))
         if found[1].total_us <= fastest.total_us + AS_FAST_US:  # otherwise it was not found in time
             lean, first = found[0], replace(fastest, states=found[1].states)
@@ -282,10 +283,10 @@ def leaner_plans(problem: Problem, fastest: Solution, ends_at: float | None = No
             too_few = between
         else:
             held_bytes = within.held_bytes
-    return _worth_having(fastest, found)
+    return worth_having(fastest, found)
 
 
-def _worth_having(fastest: Solution, found: Sequence[Solution]) -> list[Solution]:
+def worth_having(fastest: Solution, found: Sequence[Solution]) -> list[Solution]:
     """Return the fastest plan and others up to the leanest, without those that another one beats."""
     kept = [fastest]
     for plan in sorted(found, key=lambda plan: (plan.total_us, plan.held_bytes)):

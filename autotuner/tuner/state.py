@@ -252,15 +252,18 @@ class TuningState:
 
     def space_problem(self) -> SpaceProblem:
         """Return the problem of the space as the answer needs it: of the request's budget, before calls have costs."""
-        if self._space_problem is None or self._space_problem.space is not self.space:
-            self._space_problem = formulate(self.space, saving=self.options.budget_bytes is not None)
+        saving = self.options.budget_bytes is not None
+        space = self.space if saving else self.space.exact
+        if self._space_problem is None or self._space_problem.space is not space:
+            self._space_problem = formulate(space, saving=saving)
         return self._space_problem
 
     def _relaxed(self) -> Relaxation:
+        space = self.space.exact
         if self._relaxation is None:
-            self._relaxation = Relaxation(self.space, self.twins)
-        if self._relaxation.space is not self.space:
-            self._relaxation.extend(self.space)
+            self._relaxation = Relaxation(space, self.twins)
+        if self._relaxation.space is not space:
+            self._relaxation.extend(space)
         return self._relaxation
 
     def batch(self, wanted: Sequence[str], known: int, pace_s: float, devices: int = 1) -> Sequence[str]:

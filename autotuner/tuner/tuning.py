@@ -30,9 +30,10 @@ OF_THE_WHOLE = ("wide", "end_to_end")
 
 
 def request_key(request: Request, file: SpaceFile) -> str:
-    """Return the key of what is asked for: graph, space, kernels and budget; equal requests have equal answers."""
+    """Return the key of what is asked for, and may be answered: graph, space, kernels, budget and numerics."""
     kernels = sorted((kernel.name, kernel.version) for kernel in KERNELS if kernel.name in file.kernels)
-    return digest([request.model.to_json(), request.options.budget_bytes, file.model_dump(), kernels])
+    allowed = () if request.numerics == "exact" else (request.numerics,)
+    return digest([request.model.to_json(), request.options.budget_bytes, file.model_dump(), kernels, *allowed])
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,9 @@ def tune(
     try:
         with until(lambda: monotonic() - began > limit_s):
             space = build_space(
-                training_graph(model.graph()), file, saving=options.budget_bytes is not None, vendor=environment.vendor
-            )
+                training_graph(model.graph()), file, saving=options.budget_bytes is not None,
+                numerics=request.numerics, vendor=environment.vendor,
+            )  # fmt: skip
     except OverError:
         raise InfeasibleError(
             f"the space was not enumerated within {limit_s:g} s: ask again with a higher limit, or tune a smaller model"
@@ -129,7 +131,7 @@ def tune(
     found = build_configuration(
         model, space, known.measurements, environment, known.counts, noise_floor=noise_floor,
         lower_bound_us=state.bound_us, estimated_us=state.estimated_us, budget_bytes=options.budget_bytes,
-        left_s=state.left_s,
+        numerics=request.numerics, left_s=state.left_s,
         fresh=None if doubted is None else known.fresh, policy=policy, unpriced=state.space_problem(),
     )  # fmt: skip
     predicted_us, lower_bound_us = found.certificate.predicted_us, found.certificate.lower_bound_us
@@ -212,7 +214,7 @@ def save(database: Database, configuration: Configuration, key: str, *, complete
     model = configuration.model
     return database.configurations.save(
         request_key=key, environment_key=configuration.environment_key, dtype=model.dtype,
-        family_key=family_key(model.family, configuration.budget_bytes),
+        family_key=family_key(model.family, configuration.budget_bytes, configuration.numerics),
         extents=model.extents, complete=complete, document=configuration.to_json(),
         total_us=configuration.certificate.predicted_us,
         measured_us=configuration.measured.plan_us if configuration.measured else None,

@@ -51,7 +51,10 @@ def test_the_parts_of_a_form_are_read_from_its_text() -> None:
         ("bl@1", "'bl@1' is no form"),
         ("bb", "'bb' is no layout: write each axis once"),
         ("b**@0/2", "'b**' is no layout"),
-        ("bl:bits", "'bits' is no storage format: write raw, byte, bit, seed, flash, cudnn, efficient, sign or absent"),
+        (
+            "bl:bits",
+            "'bits' is no storage format: write raw, byte, bit, seed, flash, cudnn, efficient, sign, int8 or absent",
+        ),
         ("b*l:bit@0/2", "a slice of a stack cannot be stored as a bit: write raw or byte"),
         ("bl*", "'bl*': a stacking axis `*` and a slice `@index/count` go together"),
         ("bl@0/2", "'bl': a stacking axis `*` and a slice `@index/count` go together"),

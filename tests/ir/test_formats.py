@@ -1,10 +1,12 @@
 """Storage formats: what each stores of a tensor, which tensors may have it, and that every declaration is whole."""
 
+import re
+
 import pytest
 
 from autotuner.errors import LayoutError
 from autotuner.ir.form import Form, Stored
-from autotuner.ir.formats import FORMATS, StorageFormat, format_of
+from autotuner.ir.formats import FORMATS, StorageFormat, allowed_classes, format_of
 from autotuner.ir.kinds import KINDS, Kind
 from autotuner.kernels.registry import load
 
@@ -20,9 +22,10 @@ def symbols_of(kind: Kind) -> list[str]:
 @pytest.mark.parametrize("declared", EVERY, ids=list(FORMATS))
 def test_a_format_is_declared_under_its_name_and_names_places_of_kinds_that_exist(declared: StorageFormat) -> None:
     assert format_of(declared.name) is declared
-    assert declared.name.isalpha()
+    assert re.fullmatch("[a-z]+[0-9]*", declared.name)
     for kind, places in declared.operands.items():
-        assert all(place < len(symbols_of(KINDS[kind])) for place in places)
+        count = len(symbols_of(KINDS[kind])) or len("abc")  # of a contraction, which has no pattern
+        assert all(place < count for place in places)
 
 
 @pytest.mark.parametrize("declared", IN_MEMORY, ids=[each.name for each in IN_MEMORY])
@@ -38,6 +41,7 @@ def test_what_is_stored_can_be_encoded_and_decoded(declared: StorageFormat) -> N
         ("ba:byte", Stored("bool", (3, 5), (1, 3), 0, 15)),
         ("ba:bit", Stored("uint8", (2,), (1,), 0, 2)),
         ("ba:sign", Stored("uint8", (2,), (1,), 0, 2)),
+        ("ba:int8", Stored("uint8", (132,), (1,), 0, 132)),
         ("ba:seed", Stored("int64", (1,), (1,), 0, 1)),
         ("ba:efficient", Stored("int64", (2,), (1,), 0, 2)),
     ],
@@ -72,11 +76,19 @@ def test_any_tensor_may_be_raw_and_only_masks_may_be_bits() -> None:
     assert not FORMATS["bit"].admits("dropout", 0)
 
 
-def test_a_format_for_memory_alone_is_offered_where_memory_is_saved_and_an_inexact_one_never() -> None:
+def test_a_format_for_memory_alone_is_offered_where_memory_is_saved_and_an_inexact_one_where_it_is_allowed() -> None:
     assert FORMATS["bit"].is_offered(saving=False)
     assert not FORMATS["seed"].is_offered(saving=False)
     assert FORMATS["seed"].is_offered(saving=True)
-    assert not StorageFormat("narrow", "uint8", numerics="8-bit").is_offered(saving=True)
+    assert not FORMATS["int8"].is_offered(saving=True)
+    assert FORMATS["int8"].is_offered(saving=False, numerics="8-bit")
+    assert not FORMATS["seed"].is_offered(saving=False, numerics="8-bit")
+
+
+def test_only_integers_of_8_bits_are_not_exact() -> None:
+    assert {name: each.numerics for name, each in FORMATS.items() if each.numerics != "exact"} == {"int8": "8-bit"}
+    assert allowed_classes("exact") == ("exact",)
+    assert allowed_classes("8-bit") == ("8-bit", "exact")
 
 
 def test_a_missing_format_lists_what_is_known() -> None:

@@ -29,6 +29,7 @@ from autotuner.space import (
     space_file,
     without_params,
 )
+from autotuner.space.conversions import changing_formats
 from tests.made_up import LINEAR
 
 ODD = {"b": 3, "l": 5, "h": 6, "n": 2, "p": 3, "f": 7}
@@ -419,7 +420,7 @@ def test_a_conversion_changes_the_order_of_two_axes_or_more(source: str, target:
     ],
 )
 def test_to_save_memory_a_mask_changes_its_storage_in_one_order(source: str, target: str, possible: bool) -> None:
-    assert convertible(source, target, saving=True) is possible
+    assert convertible(source, target, changing_formats("exact", saving=True)) is possible
     assert not convertible(source, target)
 
 
@@ -500,3 +501,16 @@ def test_products_that_are_no_stack_and_have_no_rows_are_enumerated(
     stacked = {tensor for choice in space.choices for tensor, form in choice.by_tensor.items() if "@" in form}
     assert ({"y", "other"} <= stacked) == (text is TWICE)
     assert "again" not in stacked
+
+
+def test_conversions_to_8_bits_are_offered_where_they_are_allowed_and_only_there() -> None:
+    graph, file = layer(), load_space(CPU)
+    for saving in (False, True):
+        exact = build_space(graph, file, saving=saving)
+        allowed = build_space(graph, file, saving=saving, numerics="8-bit")
+        assert not exact.narrow_calls
+        assert exact.exact is exact
+        assert not any("int8" in text for call in exact.calls.values() for text in call.candidate.forms)
+        assert allowed.calls.keys() - exact.calls.keys() == allowed.narrow_calls != set()
+        assert allowed.exact.calls.keys() == exact.calls.keys()
+        assert allowed.choices == exact.choices

@@ -1,4 +1,4 @@
-"""Conversions from one storage format to another: of dropout masks, and of what is read for its sign.
+"""Conversions from one storage format to another: of dropout masks, of what is read for its sign, and to 8 bits.
 
 They are compiled loops over memory as it lies, once through for each. A loop over booleans,
 or from integers to bytes, compiles to scalar code that is 5 to 40 times slower (torch 2.13, Xeon with AVX-512), so
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch._inductor import config
 
-from autotuner.ir.formats import BITS
+from autotuner.ir.formats import BITS, GROUP
 from autotuner.ir.records import Call
 from autotuner.kernels.inductor.fused import compiled_for
 from autotuner.kernels.torch.elementwise import in_memory_order
+from autotuner.kernels.torch.formats import quantized, split_int8
 from autotuner.kernels.torch.masks import DRAWS, drawn_keeps, part_length
 
 Run = Callable[[], Any]
@@ -128,6 +129,44 @@ def _unpacks_rest(bits: Tensor, target: Tensor, p: float) -> Run:
     return run
 
 
+def quantize(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """Write 8-bit integers and a scale for each group of them; the last group may be filled up with zeros."""
+    source = _line(inputs[0])
+    numbers, scales = split_int8(outputs[0])
+    whole = source.numel() // GROUP
+    runs: list[Run] = []
+    if whole:
+        operands = [source[: whole * GROUP].view(whole, GROUP), numbers[:whole], scales[:whole]]
+        compiled = _compiled(call, _quantized, operands)
+        runs.append(lambda: compiled(list(operands)))
+    if whole < len(numbers):
+        rest, filled = source[whole * GROUP :], source.new_zeros(1, GROUP)
+        shorter = filled[0, : len(rest)]
+
+        def run() -> None:
+            shorter.copy_(rest)
+            _quantized(filled, numbers[whole:], scales[whole:])
+
+        runs.append(run)
+    return _together(runs)
+
+
+def dequantize(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """Write what 8-bit integers stand for."""
+    numbers, scales = split_int8(inputs[0])
+    target = _line(outputs[0])
+    whole = target.numel() // GROUP
+    runs: list[Run] = []
+    if whole:
+        operands = [numbers[:whole], scales[:whole], target[: whole * GROUP].view(whole, GROUP)]
+        compiled = _compiled(call, _dequantized, operands)
+        runs.append(lambda: compiled(list(operands)))
+    if whole < len(numbers):
+        rest = target[whole * GROUP :]
+        runs.append(lambda: rest.copy_((numbers[whole] * scales[whole])[: len(rest)]))
+    return _together(runs)
+
+
 def expand(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """Make the mask of a seed."""
     return drawn(call, inputs[0].view(torch.int32), outputs[0])
@@ -207,6 +246,18 @@ def _to_bytes(raw: Tensor, ones: Tensor) -> tuple[()]:
 def _signs(raw: Tensor, ones: Tensor) -> tuple[()]:
     """Write 1 where ReLU's gradient lets through what arrives, as the framework does: also behind NaN."""
     ones.copy_(torch.where(raw <= 0, 0.0, 1.0).to(torch.uint8))
+    return ()
+
+
+def _quantized(raw: Tensor, numbers: Tensor, scales: Tensor) -> tuple[()]:
+    found, steps = quantized(raw if raw.dtype == torch.float64 else raw.float())
+    numbers.copy_(found)
+    scales.copy_(steps)
+    return ()
+
+
+def _dequantized(numbers: Tensor, scales: Tensor, raw: Tensor) -> tuple[()]:
+    raw.copy_(numbers * scales[:, None])
     return ()
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from autotuner.errors import KernelError
 from autotuner.ir.form import Form
-from autotuner.ir.formats import FLAT
+from autotuner.ir.formats import FLAT, StorageFormat
 from autotuner.ir.graph import Graph
 from autotuner.ir.kinds import draws
 from autotuner.ir.records import Candidate, Node, Subgraph, TensorType
@@ -26,7 +26,9 @@ UNPACKED = (("bit", "raw"), ("bit", "byte"))
 EXPANDED = (("seed", "raw"), ("seed", "byte"))
 CAST = (("raw", "byte"), ("byte", "raw"))
 SIGNS = (("raw", "sign"),)
-STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST + SIGNS)
+QUANTIZED = (("raw", "int8"),)
+DEQUANTIZED = (("int8", "raw"),)
+STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST + SIGNS + QUANTIZED + DEQUANTIZED)
 """Pairs of storage formats between which a conversion leads."""
 
 
@@ -55,10 +57,10 @@ def conversion_of(graph: Graph, name: str, source: str, target: str) -> Subgraph
     for text in (source, target):
         if not may_have(graph, name, text):
             declared = Form.parse(text).format
-            raise KernelError(
-                f"tensor {name!r} cannot go from {source} to {target}: only operands of "
-                f"{' and '.join(declared.operands)} are stored as a {declared.name}"
-            )
+            places = f"only operands of {' and '.join(declared.operands)} are stored as a {declared.name}"
+            if declared.numerics != "exact":
+                places = f"backward reads it where {declared.name} may not stand for it, or not at all"
+            raise KernelError(f"tensor {name!r} cannot go from {source} to {target}: {places}")
     producer = graph.producers.get(name)
     return conversion(tensor, float(producer.attribute("p")) if producer and draws(producer.kind) else None)
 
@@ -66,10 +68,36 @@ def conversion_of(graph: Graph, name: str, source: str, target: str) -> Subgraph
 def may_have(graph: Graph, name: str, form: str) -> bool:
     """Tell whether a tensor of a graph may have a form, by the operator that makes it; inputs are raw."""
     declared = Form.parse(form).format
+    if declared.numerics != "exact":
+        return may_differ(graph, name, declared)
     if not declared.operands or name not in graph.producers:
         return not declared.operands
     producer = graph.producers[name]
     return declared.admits(producer.kind, len(producer.inputs) + producer.outputs.index(name))
+
+
+def may_differ(graph: Graph, name: str, declared: StorageFormat) -> bool:
+    """Tell whether backward may have an activation as a format that is not exact.
+
+    All that backward makes of it must be at places that the format admits, also what it makes of operators of forward
+    that it runs again. Products with a parameter are never run again.
+    """
+    if name not in graph.saved or graph.tensors[name].role != "activation":
+        return False
+    left, seen = [name], {name}
+    while left:
+        tensor = left.pop()
+        for operator in graph.consumers[tensor]:
+            forward = operator.phase == "forward"
+            if forward and operator.kind == "contraction" and any(map(graph.is_weight, operator.inputs)):
+                continue
+            places = (place for place, each in enumerate(operator.inputs) if each == tensor)
+            if not all(declared.admits(operator.kind, place) for place in places):
+                return False
+            if forward:
+                left += [made for made in operator.outputs if made not in seen]
+                seen.update(operator.outputs)
+    return True
 
 
 def nothing_to_convert(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -114,4 +142,6 @@ KERNELS.add(
     _changing("inductor_expand", runs=f"{_CHANGING}:expand", refuses=_only(EXPANDED)),
     _changing("inductor_cast", runs=f"{_CHANGING}:cast", refuses=_only(CAST), flat=()),
     _changing("inductor_pack_signs", runs=f"{_CHANGING}:pack_signs", refuses=_only(SIGNS)),
+    _changing("inductor_quantize", runs=f"{_CHANGING}:quantize", refuses=_only(QUANTIZED)),
+    _changing("inductor_dequantize", runs=f"{_CHANGING}:dequantize", refuses=_only(DEQUANTIZED)),
 )

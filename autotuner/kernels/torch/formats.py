@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.form import Form
-from autotuner.ir.formats import BITS
+from autotuner.ir.formats import BITS, GROUP, LARGEST, SCALE_BYTES
 from autotuner.ir.records import Subgraph, TensorType
 from autotuner.kernels.registry import load
 from autotuner.kernels.torch.masks import drawn_keeps, part_length
 
 SEED_DIGITS = 15
+SMALLEST = 2.0**-96
+"""The largest element of a group, below which all of it is stored as zeros: 1 over its scale may be no float32."""
 
 
 def encoded(values: Tensor, form: Form, tensor: TensorType, p: float | None = None, seed: int = 0) -> Tensor:
@@ -90,6 +92,37 @@ def from_signs(stored: Tensor, form: Form, tensor: TensorType, p: float | None) 
     places = torch.arange(BITS, dtype=torch.int32, device=stored.device)
     line = ((stored[:, None] >> places) & 1).view(-1)
     return _in_declared_order(line, form, tensor).to(getattr(torch, tensor.dtype))
+
+
+def to_int8(values: Tensor, form: Form, tensor: TensorType, p: float | None, seed: int) -> Tensor:
+    """Return 8-bit integers in memory order, whole groups of them, and behind these the groups' scales in float32."""
+    line = values.permute([tensor.axes.index(axis) for axis in form.layout.axes]).reshape(-1)
+    groups = torch.nn.functional.pad(line, (0, -line.numel() % GROUP)).view(-1, GROUP)
+    numbers, scales = quantized(groups if groups.dtype == torch.float64 else groups.float())
+    return torch.cat((numbers.view(torch.uint8).view(-1), scales.view(torch.uint8)))
+
+
+def quantized(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows as 8-bit integers, rounded to nearest, and what 1 stands for in each row, in float32.
+
+    A row with an infinity or NaN has that as its scale, so that what is decoded of it is no number either.
+    """
+    largest = groups.abs().amax(1)
+    factors = torch.where(largest >= SMALLEST, LARGEST / largest, 0.0)
+    numbers = (groups * factors[:, None]).round().clamp(-LARGEST, LARGEST)
+    return numbers.to(torch.int8), torch.where(largest < SMALLEST, 0.0, largest / LARGEST).float()
+
+
+def from_int8(stored: Tensor, form: Form, tensor: TensorType, p: float | None) -> Tensor:
+    numbers, scales = split_int8(stored)
+    return _in_declared_order((numbers * scales[:, None]).view(-1), form, tensor).to(getattr(torch, tensor.dtype))
+
+
+def split_int8(stored: Tensor) -> tuple[Tensor, Tensor]:
+    """View what memory holds as rows of 8-bit integers and the scale of each row."""
+    count = len(stored) // (GROUP + SCALE_BYTES)
+    numbers, scales = stored[: count * GROUP], stored[count * GROUP :]
+    return numbers.view(torch.int8).view(count, GROUP), scales.view(torch.float32)
 
 
 def made_up(values: Tensor, form: Form, tensor: TensorType, p: float | None, seed: int) -> Tensor:

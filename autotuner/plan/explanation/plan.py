@@ -74,6 +74,7 @@ def explain_plan(configuration: Configuration) -> PlanExplanation:
             *_certificate_words(configuration.certificate),
             *why,
             *_memory_words(configuration),
+            *_narrow_words(configuration),
             *_leaner_words(configuration),
             *again,
             *_overtaking_words(configuration),
@@ -163,12 +164,21 @@ def _memory_words(configuration: Configuration) -> Iterator[str]:
         yield f"Measured, a step needed {binary(measured.peak_bytes)} at most{off}{beside}."
 
 
+def _narrow_words(configuration: Configuration) -> Iterator[str]:
+    if configuration.narrow:
+        yield (
+            f"Forward saves {some(configuration.narrow, shown=12)} in 8 bits, which was allowed: backward reads each "
+            "element off by 1/254 of the largest of its group at most."
+        )
+
+
 def _leaner_words(configuration: Configuration) -> Iterator[str]:
     told = []
     for plan in configuration.plans[1:]:
         assert plan.memory is not None
         slower = plan.certificate.predicted_us / configuration.certificate.predicted_us - 1
         again = f", with {some(plan.recomputed, shown=3)} computed again" if plan.recomputed else ""
+        again += f", with {some(plan.narrow, shown=3)} in 8 bits" if plan.narrow else ""
         told.append(f"{binary(plan.memory.held_bytes)} for {slower:+.1%} of the time{again}")
     if told:
         yield f"For memory budgets of whole steps, leaner plans are kept, which leave for backward: {'; '.join(told)}."

@@ -9,6 +9,7 @@ from uuid import uuid4
 import httpx2
 
 from autotuner.errors import InputError, JobStateError, ServiceError
+from autotuner.ir.formats import Numerics
 from autotuner.ir.records import Scalar, Status
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
@@ -151,7 +152,9 @@ class Client:
             dtype=dtype, device={"type": device, "name": device_name}, limits=limits, priority=priority, **tuning,
         )  # fmt: skip
         headers = {"Idempotency-Key": checked_key(idempotency_key or str(uuid4()))}
-        found = self._transport.post("v1/jobs", body.model_dump_json(), headers=headers, repeatable=True)
+        left_out = {"numerics"} if body.numerics == "exact" else None  # which services before it do not know
+        written = body.model_dump_json(exclude=left_out)
+        found = self._transport.post("v1/jobs", written, headers=headers, repeatable=True)
         return self._transport.read(JobView, found)
 
     def jobs(self, *, state: JobStateName | None = None, limit: int | None = None) -> Iterator[JobView]:
@@ -240,6 +243,7 @@ class Client:
         device: str = "cpu",
         device_name: str | None = None,
         budget_bytes: int | None = None,
+        numerics: Numerics = "exact",
     ) -> BestView:
         """Return the best configuration that is known for a model on a device, and how good a match it is.
 
@@ -248,13 +252,14 @@ class Client:
             family: in place of `model`, the family of a job; `extents` and `dtype` must then be given.
             device_name: None for any device of the type.
             budget_bytes: that it was tuned with; None for what was tuned without one.
+            numerics: that it was tuned with.
 
         Raises:
             InputError: neither model nor family, or both.
         """
         query = best_query(
             model, family=family, preset=preset, extents=extents, options=options, dtype=dtype, device_type=device,
-            device_name=device_name, budget_bytes=budget_bytes,
+            device_name=device_name, budget_bytes=budget_bytes, numerics=numerics,
         )  # fmt: skip
         return self._transport.read(BestView, self._transport.get("v1/configurations/best", params(query)))
 

@@ -132,12 +132,12 @@ def _target(query: BestQuery, files: ModelFiles) -> Target:
         raise ModelError("give `model`, or `family` with `dtype` and every `extent`: one of the two")
     if query.model is not None:
         model = files.model(query.model, extents, options, query.dtype)
-        family = family_key(model.family, query.budget_bytes)
+        family = family_key(model.family, query.budget_bytes, query.numerics)
         return _of(query, family, model.dtype, model.extents)
     if query.dtype is None or not extents or options:
         raise ModelError("with `family` give `dtype` and every `extent`, and no `option`: a family has its options")
     assert query.family is not None
-    family = family_key(query.family, query.budget_bytes)
+    family = family_key(query.family, query.budget_bytes, query.numerics)
     return _of(query, family, query.dtype, dict(sorted(extents.items())))
 
 

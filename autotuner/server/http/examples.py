@@ -50,7 +50,7 @@ QUEUED: dict[str, Any] = {
     "id": 7, "state": "queued", "cancelling": False, "attended": False, "model": "bert-encoder:tiny",
     "family": _FAMILY, "extents": {"b": 4, "l": 32, "h": 128, "n": 4, "p": 32, "f": 512},
     "options": {"activation": "relu"}, "dtype": "float32", "device_type": "cpu", "device_name": None, "gap": 0.05,
-    "estimated_gap": None, "budget_bytes": None, "exhaustive": False,
+    "estimated_gap": None, "budget_bytes": None, "numerics": "exact", "exhaustive": False,
     "limits": {"seconds": None, "measurements": None}, "worker": None, "attempt": 0, "priority": 0,
     "progress": None, "counts": {},
     "configuration_id": None, "created_at": _AT, "started_at": None, "finished_at": None, "message": "",

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from autotuner.ir.formats import Numerics
 from autotuner.ir.records import Status
 from autotuner.server.wire.values import (
     BYTES_MAX,
@@ -58,6 +59,7 @@ class SubmittedJob(Body):
     gap: Annotated[float, Field(ge=0, le=1e9)] | None = None
     estimated_gap: Annotated[float, Field(ge=0, le=1e9)] | None = None
     budget_bytes: Annotated[int, Field(ge=1, le=BYTES_MAX, strict=True), Integer] | None = None
+    numerics: Numerics = "exact"
     exhaustive: bool = False
     limits: SubmittedLimits = SubmittedLimits()
     again: bool = False
@@ -94,7 +96,8 @@ class BestQuery(Query):
 
     `extent` and `option` are written as in the command line, `l=128` and `activation=relu`, once for each; the value
     of an option may be written as JSON. `device_name` is for one device, without it any of the type will do.
-    `budget_bytes` asks for what was tuned with this budget, and without it for what was tuned with none.
+    `budget_bytes` asks for what was tuned with this budget, and without it for what was tuned with none; `numerics`
+    likewise for what was tuned with these.
     """
 
     model: Annotated[
@@ -117,6 +120,9 @@ class BestQuery(Query):
         Annotated[int, Field(ge=1, le=INTEGER_MAX)] | None,
         _said("The memory budget that it was tuned with; by default it was tuned without one."),
     ] = None
+    numerics: Annotated[
+        Numerics, _said("What it may save for backward: `8-bit`, also 8-bit integers; by default only exact values.")
+    ] = "exact"
 
 
 class ConfigurationsQuery(Query):

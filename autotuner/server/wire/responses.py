@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from autotuner.ir.formats import Numerics
 from autotuner.ir.records import Scalar, Status
 from autotuner.server.wire.requests import SubmittedLimits
 from autotuner.server.wire.values import JobStateName, MatchName, RoleName
@@ -75,6 +76,7 @@ class JobView(ResponseBody):
     gap: float | None
     estimated_gap: float | None = None
     budget_bytes: int | None = None
+    numerics: Numerics = "exact"
     exhaustive: bool = False
     limits: SubmittedLimits
     worker: str | None
