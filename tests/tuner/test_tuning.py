@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from autotuner.database import Database, Filter
-from autotuner.errors import InfeasibleError
+from autotuner.errors import InfeasibleError, InputError
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.formats import Numerics
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration, Measured
-from autotuner.plan.request import Request
+from autotuner.plan.request import Request, family_key
 from autotuner.settings import TuneOptions
+from autotuner.space import build_space
 from autotuner.tuner import Progress, TuningPolicy, request_key, save, tuning
 from autotuner.tuner.tuning import reads_parameters_as_declared
 from tests.made_up import CPU, HERE, space_of, times
@@ -199,7 +202,34 @@ def test_another_request_has_another_key(small: Model) -> None:
     fewer = CPU.model_copy(update={"kernels": {"torch_matmul": CPU.kernels["torch_matmul"]}})
     wider = replace(small, extents={**small.extents, "b": 8})
     others = [request_key(Request(small), fewer), request_key(Request(wider), CPU)]
-    assert len({key, *others, request_key(Request(small, options=TuneOptions(budget_bytes=1000)), CPU)}) == 4
+    others += [request_key(Request(small, options=TuneOptions(numerics="8-bit")), CPU)]
+    assert len({key, *others, request_key(Request(small, options=TuneOptions(budget_bytes=1000)), CPU)}) == 5
+    with pytest.raises(InputError, match="numerics is '4-bit': write exact or 8-bit"):
+        Request(small, options=TuneOptions(numerics="4-bit"))
+
+
+def test_conversions_to_8_bits_are_measured_where_they_are_allowed_though_no_fastest_plan_has_them(
+    small: Model, database: Database
+) -> None:
+    space = build_space(training_graph(small.graph()), CPU, numerics="8-bit")
+    asking = Asking(times(space.calls))
+    found = tune(small, CPU, database, asking, numerics="8-bit", gap=1e9, policy=TuningPolicy(few_calls=0))
+    assert space.narrow_calls
+    assert space.narrow_calls <= {*asking.asked} < space.calls.keys()
+    assert not found.narrow
+    exact = Asking(times(space.calls))
+    assert not tune(small, CPU, database, exact).narrow
+    assert space.narrow_calls.isdisjoint(exact.asked)
+
+    def known(numerics: Numerics) -> str:
+        stored = database.configurations.best(
+            family_key=family_key(small.family, numerics=numerics), dtype=small.dtype, extents=small.extents,
+            device_type="cpu", device_name=None,
+        ).stored  # fmt: skip
+        assert stored is not None
+        return Configuration.from_json(json.loads(stored.text)).numerics
+
+    assert (known("exact"), known("8-bit")) == ("exact", "8-bit")
 
 
 def test_progress_goes_from_the_space_to_the_end(small: Model, database: Database) -> None:

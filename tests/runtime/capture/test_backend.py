@@ -14,10 +14,13 @@ from torch.utils.checkpoint import checkpoint
 import autotuner
 from autotuner.api import backend, knowledge
 from autotuner.api.backend import COMPILED, checked, compile_graph
+from autotuner.api.knowledge import OfDatabase
 from autotuner.api.survey import region_calls
 from autotuner.database import open_database
 from autotuner.errors import InputError, TunedWarning
+from autotuner.ir.formats import Numerics
 from autotuner.kernels.torch import programmed
+from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import family_key
 from autotuner.runtime.framework import encoder_layer
@@ -301,6 +304,24 @@ def test_a_model_runs_what_the_database_knows(tmp_path: Path, monkeypatch: pytes
     wanted = gradients(model, loss_on(x))
     assert_equal(gradients(model, loss_on(x), compiled), wanted, 2e-6)
     assert "2 of 2 regions run tuned (1 of 1 kinds)" in str(autotuner.summary())
+
+
+def test_what_was_tuned_with_8_bits_allowed_is_found_only_where_they_are(tmp_path: Path) -> None:
+    model, x, path = blocks(), inputs(2, 3), tmp_path / "known.sqlite"
+    found = stored(model, x, path)
+    (region,) = region_calls(model, [x]).models.values()
+
+    def known(numerics: Numerics) -> list[str]:
+        return [each.numerics for each in OfDatabase(path, numerics).find([region], "cpu") if each is not None]
+
+    assert (known("exact"), known("8-bit")) == (["exact"], ["exact"])
+    with open_database(path) as database:
+        database.configurations.save(
+            request_key="other", environment_key=environment("cpu").key, dtype=region.dtype, extents=region.extents,
+            family_key=family_key(region.family, numerics="8-bit"), complete=True, total_us=1.0,
+            document=replace(found, numerics="8-bit").to_json(),
+        )  # fmt: skip
+    assert (known("exact"), known("8-bit")) == (["exact"], ["8-bit"])
 
 
 def test_a_model_runs_configurations_that_are_given_and_says_which_region_has_none(tmp_path: Path) -> None:
