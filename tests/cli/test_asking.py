@@ -40,12 +40,12 @@ def test_a_submitted_job_is_told_with_its_id(run: Run, service: Pretended) -> No
     service.on("POST /v1/jobs", job())
     ran = run("submit", "bert-encoder:tiny", "--extent", "l=32", "--option", "activation=relu", "--gap", "0.1",
               "--max-seconds", "60", "--max-measurements", "9", "--device-name", "Xeon", "--no-end-to-end",
-              "--estimated-gap", "0.01", "--budget", "1.5KiB", "--exhaustive")  # fmt: skip
+              "--estimated-gap", "0.01", "--budget", "1.5KiB", "--numerics", "8-bit", "--exhaustive")  # fmt: skip
     assert (ran.code, ran.out) == (0, "job 3: bert-encoder:tiny, queued; `autotuner jobs 3` shows it\n")
     body = service.requests[0].content.decode()
     for text in ('"l":32', '"activation":"relu"', '"gap":0.1', '"seconds":60.0', '"measurements":9', '"name":"Xeon"',
                  '"end_to_end":false', '"again":false', '"estimated_gap":0.01', '"budget_bytes":1536',
-                 '"exhaustive":true'):  # fmt: skip
+                 '"exhaustive":true', '"numerics":"8-bit"'):  # fmt: skip
         assert text in body
     assert run("submit", "bert-encoder:tiny", "--json").json["id"] == 3
 
@@ -243,6 +243,7 @@ def test_where_no_configuration_is_known_the_exit_code_is_2(run: Run, service: P
         (["submit", "bert-encoder:tiny", "--extent", "l"], "--extent 'l': write name=value"),
         (["submit", "bert-encoder:tiny", "--gap", "-1"], "gap is -1.0: "),
         (["submit", "bert-encoder:tiny", "--budget", "much"], "--budget 'much': write a number of bytes"),
+        (["submit", "bert-encoder:tiny", "--numerics", "int8"], "numerics is 'int8': write exact or 8-bit"),
         (["submit", "bert-encoder:tiny", "--server", "service"], "'service' is no URL of a service: write http://"),
         (["jobs", "--state", "idle"], "--state 'idle': write one of queued, running, finished"),
         (["jobs", "three"], "Invalid value for 'job_id'"),

@@ -67,6 +67,8 @@ def test_a_job_of_a_known_model_is_submitted_by_name(service: Pretended, asked: 
         "limits": {"seconds": 60.0, "measurements": 9}, "again": True, "retry": True, "remeasure": False,
         "end_to_end": False, "priority": 0,
     }  # fmt: skip
+    asked.submit("bert-encoder:tiny", numerics="8-bit")
+    assert sent(service)["numerics"] == "8-bit"
 
 
 def test_limits_that_are_given_twice_are_refused(asked: Client) -> None:

@@ -22,7 +22,7 @@ def test_a_job_that_is_submitted_waits_for_a_worker_and_is_found_where_it_is_sai
         "model": "bert-encoder:tiny", "extents": {"l": 32}, "options": {"activation": "relu"}, "dtype": "float64",
         "device": {"type": "cpu", "name": "Xeon"}, "gap": 0.05, "estimated_gap": 0.01, "budget_bytes": 512,
         "exhaustive": True, "limits": {"seconds": 60, "measurements": 9}, "again": True, "retry": True,
-        "end_to_end": False,
+        "end_to_end": False, "numerics": "8-bit",
     }  # fmt: skip
     response = asked.post("/v1/jobs", json=body)
     assert (response.status_code, response.headers["Location"]) == (201, "/v1/jobs/1")
@@ -40,6 +40,7 @@ def test_a_job_that_is_submitted_waits_for_a_worker_and_is_found_where_it_is_sai
     assert [response.json()[name] for name in ("estimated_gap", "budget_bytes", "exhaustive")] == [0.01, 512, True]
     assert (request.device_name, options.limits.seconds, options.limits.measurements) == ("Xeon", 60, 9)
     assert (options.again, options.retry, options.end_to_end) == (True, True, False)
+    assert (request.numerics, response.json()["numerics"]) == ("8-bit", "8-bit")
 
 
 SUBMITTED = {"model": "bert-encoder:tiny", "priority": 3}
@@ -103,6 +104,7 @@ def test_every_example_of_a_submission_is_taken(asked: TestClient, example: dict
         ({"gap": -0.1}, 422, "gap"),
         ({"estimated_gap": -0.1}, 422, "estimated_gap"),
         ({"budget_bytes": 0}, 422, "budget_bytes"),
+        ({"numerics": "4-bit"}, 422, "numerics"),
         ({"exhaustive": 1}, 422, "exhaustive"),
         ({"limits": {"seconds": 0}}, 422, "limits.seconds"),
         ({"priority": 101}, 422, "priority"),
