@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +20,16 @@ gc.set_threshold(100_000, 50, 100)  # as in the process of the tests
 def spawn(run: Callable[..., None], arguments: tuple[Any, ...], count: int, *, join: bool = True) -> Any:
     """Run a function of a rank and arguments in processes, as torch's `spawn` does; without `join`, return its context.
 
-    They are forks of one process of this run, which has imported what takes long, and nothing else. Its environment is
-    that of the first test which needs it. On a host with a GPU, which forks could not use, each imports for itself.
+    They are forks of one process of this run, which has imported what takes long, and nothing else; their environment is
+    that of the test. On a host with a GPU, which forks could not use, each imports for itself.
     """
     multiprocessing.set_forkserver_preload(IMPORTED)
     method = "spawn" if torch.cuda.is_available() else "forkserver"
-    return start_processes(run, arguments, count, join=join, start_method=method)  # type: ignore[no-untyped-call]
+    given = (run, dict(os.environ), *arguments)
+    return start_processes(_run, given, count, join=join, start_method=method)  # type: ignore[no-untyped-call]
+
+
+def _run(rank: int, run: Callable[..., None], environment: dict[str, str], *arguments: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    run(rank, *arguments)
