@@ -20,8 +20,8 @@ gc.set_threshold(100_000, 50, 100)  # as in the process of the tests
 def spawn(run: Callable[..., None], arguments: tuple[Any, ...], count: int, *, join: bool = True) -> Any:
     """Run a function of a rank and arguments in processes, as torch's `spawn` does; without `join`, return its context.
 
-    They are forks of one process of this run, which has imported what takes long, and nothing else; their environment is
-    that of the test. On a host with a GPU, which forks could not use, each imports for itself.
+    They are forks of one process of this run, which has imported what takes long, and nothing else. Their environment
+    is that of the test. On a host with a GPU, which forks could not use, each imports for itself.
     """
     multiprocessing.set_forkserver_preload(IMPORTED)
     method = "spawn" if torch.cuda.is_available() else "forkserver"
