@@ -185,3 +185,59 @@ def test_what_draws_random_numbers_stays_torchs() -> None:
     torch.testing.assert_close(found, model(x))
     (graph,) = compilation.compiled
     assert any("it draws random numbers" in reason for reason in graph.reasons)
+
+
+class Compared(nn.Module):
+    """A layer of which some parameters reach the result by comparisons alone: torch gives them no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.other = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.floor, self.scale = nn.Parameter(torch.zeros(WIDTH)), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(self.norm(x))
+        y = torch.where(y > self.other(x * self.scale), y, -y)
+        result: Tensor = x + torch.where(y > self.floor, y, 0.1 * y) * self.scale
+        return result
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_what_is_only_compared_has_no_gradient_rather_than_zeros(compiler: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Compared() for _ in range(LAYERS))).double()
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+
+    def loss(net: Callable[[Tensor], Tensor]) -> Tensor:
+        return net(x).square().mean()
+
+    wanted = gradients(model, loss)
+    assert not any(name.endswith(("floor", "other.weight", "other.bias")) for name in wanted)
+    compilation = Compilation(model, compiler=compiler)
+    assert_equal(gradients(model, loss, compilation.model), wanted, 1e-12)
+    assert len(compilation.regions) == LAYERS
+    assert {region.calls for region in compilation.regions} == {1}
+
+
+def test_what_is_changed_in_place_passes_gradients_on() -> None:
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.up(x)
+            y[:, : LENGTH // 2] = self.other(x)[:, : LENGTH // 2]
+            changed = y.add_(self.other(x))
+            return torch.where(changed > 0, y, 2 * y)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Changed(), Changed()).double()
+    x = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+
+    def loss(net: Callable[[Tensor], Tensor]) -> Tensor:
+        return net(x).square().mean()
+
+    wanted = gradients(model, loss)
+    assert len(wanted) == 9
+    assert_equal(gradients(model, loss, Compilation(model).model), wanted, 1e-12)
