@@ -174,7 +174,9 @@ class RelaxedProblem:
         return CheapestPlan(total_us, solution.lower_bound_us, used, through_us, longest)
 
     def _exact(self, formulation: Formulation) -> Solution:
-        return exact(formulation.problem, encoder=self._encoder)
+        """Solve; where a circle of covers is forbidden, the problem has variables that the first one has not."""
+        has_more = set(formulation.problem.variables) != set(self._whole.problem.variables)
+        return exact(formulation.problem, encoder=None if has_more else self._encoder)
 
     def _through_us(self, least: Least, prices: "_Prices", costs_us: Costs) -> Costs:
         """Return a lower bound of all plans through each call.

@@ -7,7 +7,10 @@ import pytest
 
 from autotuner.errors import InfeasibleError
 from autotuner.measure.roofline import work_of
-from autotuner.solve.problem import Factor, Problem
+from autotuner.solve.problem import Factor, Problem, Solution
+from autotuner.solve.problem.formulate import Formulation
+from autotuner.solve.problem.ordering import CircleError
+from autotuner.space import Choice
 from autotuner.tuner.bounds import bounds
 from autotuner.tuner.learned import Learned
 from autotuner.tuner.progress import gap
@@ -91,6 +94,28 @@ def test_no_plan_with_a_call_takes_less_than_is_said_of_it(recorded: Recorded) -
     assert all(through_us[key] <= us + 1e-6 for key, us in near_us.items())
     told = [sum(us <= found.total_us + 1e-6 for us in each.values()) for each in (near_us, through_us)]
     assert len(found.keys) <= told[0] < told[1] < len(costs)
+
+
+def test_covers_that_depend_on_each_other_in_a_circle_are_not_chosen_together(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = {key: m.median_us for key, m in recorded.measurements.items() if m.median_us is not None}
+    free = RelaxedProblem(recorded.space).solve(costs)
+    in_order, forbidden = Formulation.in_order, list[tuple[str, ...]]()
+
+    def in_a_circle(formulation: Formulation, solution: Solution) -> tuple[Choice, ...]:
+        chosen = {choice.cover.operators for choice in formulation.chosen(solution)}
+        forbidden.extend([] if forbidden else sorted(chosen, key=len)[-3:])
+        if chosen.issuperset(forbidden):
+            raise CircleError(forbidden)
+        return in_order(formulation, solution)
+
+    monkeypatch.setattr(Formulation, "in_order", in_a_circle)
+    found = RelaxedProblem(recorded.space).solve(costs)
+    assert len(forbidden) == 3
+    assert found.total_us > free.total_us
+    near_us = found.through_us(found.total_us * 1.001)
+    assert all(near_us[key] == pytest.approx(found.total_us) for key in found.keys)
 
 
 def test_no_recorded_call_took_less_than_ceilings_say_that_evidence_has_lowered(recorded: Recorded) -> None:
