@@ -17,6 +17,7 @@ import autotuner
 from autotuner.errors import BudgetError, InputError
 from autotuner.runtime.devices import CpuRuntime
 from autotuner.runtime.devices.cpu import DirectLink
+from autotuner.runtime.layer_to_layer.call import AutocastState
 from autotuner.runtime.layer_to_layer.rounded_adam import RoundedAdam
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.layer_to_layer.times import LayerTimes
@@ -404,6 +405,19 @@ def test_weights_and_gradients_travel_once_for_all_micro_batches() -> None:
     # The last two layers are still there when backward begins. Vectors travel as they are, in multiples of 256 bytes.
     assert up == pytest.approx(2 * matrices + 4 * (of_layers - matrices), rel=0.02)
     assert down == pytest.approx((2 - 2 / 6) * up, rel=1e-6)
+
+
+def test_weights_are_not_kept_in_the_type_of_a_layer_s_own_autocast() -> None:
+    weight, x = nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)
+
+    def layer() -> float:
+        with AutocastState.now("cpu").again(), torch.autocast("cpu", dtype=torch.bfloat16):
+            return float(functional.linear(x, weight)[0, 0].detach())
+
+    with torch.autocast("cpu", enabled=False):  # torch keeps what is cast until this is left
+        before = layer()
+        weight.data.fill_(2)
+        assert (before, layer(), torch.is_autocast_cache_enabled()) == (2, 4, True)
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1])

@@ -38,6 +38,9 @@ class AutocastState:
     def again(self) -> AbstractContextManager[Any]:
         """Return a context with that autocast."""
         stack = ExitStack()
+        if torch.is_autocast_cache_enabled():  # a layer may have autocast of its own, where this is off
+            torch.set_autocast_cache_enabled(False)
+            stack.callback(torch.set_autocast_cache_enabled, True)
         for kind, is_on, dtype in self.states:
             if is_on or torch.is_autocast_enabled(kind) or dtype != torch.get_autocast_dtype(kind):
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on, cache_enabled=False))
