@@ -69,6 +69,10 @@ class Compilation:
         """Say whether none of these calls is still to be compiled."""
         return not any(call.key in self._building for call in calls)
 
+    def is_given_up(self, calls: Collection[Call]) -> bool:
+        """Say whether some of these calls, which compile, were given up."""
+        return any(call.key not in self._begun for call in calls)
+
     def in_turn(self, races: Iterable[Sequence[Call]]) -> Iterator[Sequence[Call]]:
         """Yield races when they are compiled, in their order where there is a choice, and empty ones in between.
 

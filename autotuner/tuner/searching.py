@@ -248,7 +248,8 @@ class CellSearches:
     ) -> Iterator[_Heat | None]:
         """Yield heats as they are compiled, and None while all are still to be; each search has one heat at a time.
 
-        Heats of the computation that raced last go first: its operands and references are still there.
+        Heats of the computation that raced last go first: its operands and references are still there. It ends where
+        some are given up, as the time for compiling is over.
         """
         compilation, out, last = self._runner.compilation, list[_Heat](), ""
         while True:
@@ -257,9 +258,10 @@ class CellSearches:
             busy = {id(heat.search) for heat in out}
             ready = [search for search in others if id(search) in busy or self._goes_on(search)][:width]
             out += self._proposed([s for s in (*compiling, *ready) if id(s) not in busy and self._goes_on(s)])
-            if not out:
+            waiting = [heat for heat in out if not heat.race]
+            if not out or any(compilation.is_given_up(heat.compiled(self._ledger.known)) for heat in waiting):
                 return
-            ripe = [heat for heat in out if not heat.race and compilation.is_compiled(heat.proposed)]
+            ripe = [heat for heat in waiting if compilation.is_compiled(heat.proposed)]
             heat = min(ripe, key=lambda heat: heat.search.cell.call.subgraph.signature != last, default=None)
             last = last if heat is None else heat.search.cell.call.subgraph.signature
             yield heat

@@ -527,6 +527,23 @@ def test_other_calls_are_timed_while_proposals_are_compiled(
     assert ledger.fresh == {call.key for race in measurer.races for call in race}
 
 
+def test_proposals_that_are_not_compiled_when_the_time_for_that_is_over_are_not_timed(
+    planted: Any, linear: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = build_space(training_graph(linear.graph()), compiling_twice(planted, monkeypatch))
+    tiled, late = space.cells
+    other = next(call for key, call in space.calls.items() if call.candidate.kernel == late.kernel)
+    database.remember(HERE)
+    measurer, state = Beside(planted, 1.0), state_of(space)
+    ledger = Ledger(space, database, HERE.key, state)
+    with RaceRunner(ledger, measurer) as runner:
+        runner.compile([other])
+        monkeypatch.setattr(state, "is_over", lambda stage: stage == "compile_beside")
+        CellSearches(runner, measurer, {}).search([tiled.key], runner.needed(runner.ripe([[other]])))
+    assert [race for race in measurer.races if race] == []  # the measurer would refuse what is not compiled
+    assert measurer.waiting == []
+
+
 def test_cells_race_as_their_proposals_are_compiled_and_try_what_rounds_try(
     planted: Any, linear: Model, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
