@@ -153,8 +153,12 @@ class CellSearches:
     @cached_property
     def _searches(self) -> Mapping[str, CellSearch]:
         samples_min = int(dict(self._measurer.environment.policy).get("samples_min", SAMPLES_MIN))
+        known = {key: {call.key: (call, m) for call, m in self._known.get(key, ())} for key in self._cells}
+        for key, cell_key in self.begun_with.items():
+            if key in self._ledger.known:  # measured before any search, as an operator's first call
+                known[cell_key].setdefault(key, (self._ledger.space.calls[key], self._ledger.known[key]))
         found = {
-            key: CellSearch(cell, self._known.get(key, ()), samples_min, starts=twin_starts(self._state, cell))
+            key: CellSearch(cell, [*known[key].values()], samples_min, starts=twin_starts(self._state, cell))
             for key, cell in self._cells.items()
         }
         for search in found.values():

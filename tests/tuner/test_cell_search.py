@@ -475,6 +475,23 @@ def test_with_a_limit_a_cell_is_searched_as_far_as_it_could_be_of_a_better_plan(
     assert found.counts["unneeded"] == found.counts["unknown"]
 
 
+def test_a_cell_whose_only_start_is_an_operator_s_first_call_is_searched(
+    planted: Any, linear: Model, database: Database
+) -> None:
+    """Of the first, last and middle values, the kernel admits the first ones alone."""
+    plain, lists = KernelEntry(layouts="declared"), {**planted.LISTS, "block": [16, 2048, 1024]}
+    kernels = {
+        "torch_matmul": plain,
+        "torch_bias_grad": plain,
+        "planted_tiled": KernelEntry(layouts="declared", params=lists),
+    }
+    file = SpaceFile(version=1, device_type="cpu", kernels=kernels, conversions=[])
+    assert len(build_space(training_graph(linear.graph()), file).cells[0].starts) == 1
+    policy = TuningPolicy(few_calls=0)
+    found = tune(linear, file, database, Racing(planted), gap=0.0, policy=policy)
+    assert found.counts["sampled_tried"] == TRIALS
+
+
 def test_what_a_search_may_find_is_estimated_and_no_part_of_what_is_proven(planted: Any, space: Space) -> None:
     (cell,) = space.cells
     known = {key: racing_us(planted, call) for key, call in space.calls.items()}
