@@ -259,6 +259,10 @@ class GradientExchange:
             parameter.grad = view
             return
         if bucket is None:
+            if all(parameter is not each for each in plan.silent):
+                raise InputError(
+                    f"a parameter of shape {shape} was frozen when the step began: set requires_grad between steps"
+                )
             if not self.are_plain:
                 raise InputError(
                     f"a parameter of shape {shape} has a gradient, and had none in any process before, while others "

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import signal
 from collections.abc import Callable
 from itertools import product
@@ -226,6 +227,16 @@ def errors(rank: int) -> list[str]:
     table = nn.Embedding(10, 4, sparse=True)
     step, _ = stepped(table, lambda m, b: m(b).sum(), make=lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
     note(lambda: step(torch.arange(4)))
+    layers = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+
+    def thawing(model: Any, given: Tensor) -> Tensor:
+        layers[0].requires_grad_(given.shape[0] > 1)
+        found: Tensor = model(given).sum()
+        return found
+
+    step, _ = stepped(layers, thawing)
+    step(torch.ones(1, 4))
+    note(lambda: step(torch.ones(2, 4)))
     return told
 
 
@@ -406,7 +417,7 @@ def test_a_group_of_one_process_exchanges_nothing(found: list[dict[str, Any]]) -
 
 
 def test_what_cannot_be_exchanged_is_refused_in_a_sentence(found: list[dict[str, Any]]) -> None:
-    for rank, (shape, count, in_backward, parts, sparse) in enumerate(each["errors"] for each in found):
+    for rank, (shape, count, in_backward, parts, sparse, thawed) in enumerate(each["errors"] for each in found):
         assert shape == (
             f"parameter 0 of the optimizer is ({40 + rank}, 40) torch.float32 in process {rank}, and another "
             "elsewhere: give all processes the same model"
@@ -417,6 +428,9 @@ def test_what_cannot_be_exchanged_is_refused_in_a_sentence(found: list[dict[str,
         )
         assert parts.startswith("shard_optimizer has each process move some parameters, and LBFGS may do more")
         assert sparse == "gradients are sparse: several processes exchange dense ones, so use sparse=False"
+        assert re.fullmatch(
+            r"a parameter of shape \(4.*\) was frozen when the step began: set requires_grad between steps", thawed
+        )
 
 
 def die(rank: int, folder: str) -> None:
