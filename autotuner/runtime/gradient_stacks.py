@@ -6,7 +6,7 @@ operator separates them again. Stacks are written as a list: for each parameter,
 its stack.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -54,11 +54,12 @@ def separated(found: Iterator[Tensor], stacks: Sequence[int], wanted: Sequence[b
     return gradients
 
 
-def without_shared_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors, those that share their memory with another one as copies of the same strides."""
+def without_shared_memory(tensors: Sequence[Tensor], others: Iterable[Tensor | None] = ()) -> list[Tensor]:
+    """Return tensors, those that share their memory with another one of all these as copies of the same strides."""
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    beside = {tensor.untyped_storage().data_ptr() for tensor in others if tensor is not None}
     return [
-        one if storages.count(at) == 1 and not one.storage_offset() else copy_of(one)
+        one if storages.count(at) == 1 and at not in beside and not one.storage_offset() else copy_of(one)
         for one, at in zip(tensors, storages, strict=True)
     ]
 

@@ -216,7 +216,7 @@ def run_backward(
     told = [gradient for gradient in known.gradients if gradient is not None]
     of_inputs = [as_told(made, lies) for made, lies in zip(found[:count], told, strict=True) if made is not None]
     of_parameters = stacked(found[count:], parameters, known.stacks, wanted[count:])
-    made = without_shared_memory([*of_inputs, *of_parameters])
+    made = without_shared_memory([*of_inputs, *of_parameters], grads)  # who takes them over may write to them
     inputs_made, stacks_made = made[: len(of_inputs)], made[len(of_inputs) :]
     return [*inputs_made, *handed_out(number, parameters, stacks_made, known.stacks, wanted[count:])]
 

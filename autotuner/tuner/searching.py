@@ -327,7 +327,12 @@ class CellSearches:
 
     def _goes_on(self, search: CellSearch) -> bool:
         """Tell whether a cell is to have more trials now."""
-        return len(search.tried) < self._most.get(search.cell.key, 0) and self._is_open(search)
+        return len(search.tried) < self._limit(search) and self._is_open(search)
+
+    def _limit(self, search: CellSearch) -> int:
+        """Return until how many trials a cell is searched now; where none of the first batch works, two are made."""
+        most = self._most.get(search.cell.key, 0)
+        return max(most, 2 * BATCH) if most and search.best is None else most
 
     def _is_open(self, search: CellSearch) -> bool:
         """Tell whether a cell is worth more trials: by its best so far, and by the best of the same computation."""
@@ -347,6 +352,8 @@ class CellSearches:
         return self._state.enough(self._stage)
 
     def _tell(self) -> None:
-        searches = ((self._searches[key], most) for key, most in self._most.items())
-        ends = sum(min(most, len(s.tried) + s.left) if self._is_open(s) else len(s.tried) for s, most in searches)
+        ends = 0
+        for search in map(self._searches.__getitem__, self._most):
+            tried = len(search.tried)
+            ends += min(self._limit(search), tried + search.left) if self._is_open(search) else tried
         self._state.tell(Progress("search", self._done, ends - self._before))

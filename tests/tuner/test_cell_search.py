@@ -348,6 +348,24 @@ def test_what_fails_counts_as_tried_and_stays_out_of_later_races(
     assert silent.races == []
 
 
+@pytest.mark.parametrize(("failing", "tried"), [(0, BATCH), (BATCH, 2 * BATCH), (2 * BATCH, 2 * BATCH)])
+def test_where_none_of_the_first_trials_works_there_are_as_many_again(
+    planted: Any, space: Space, database: Database, failing: int, tried: int
+) -> None:
+    class Failing(Racing):
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
+            for call, measurement in super().measure(races):
+                yield (call, Measurement("error", message="planted") if len(self.asked) <= failing else measurement)
+
+    database.remember(HERE)
+    measurer, state = Failing(planted), state_of(space)
+    ledger = Ledger(space, database, HERE.key, state)
+    with RaceRunner(ledger, measurer) as runner:
+        CellSearches(runner, measurer, {}).search([space.cells[0].key])
+    assert len(ledger.fresh) == tried
+    assert state.failed == failing
+
+
 def test_what_another_run_has_stored_by_then_is_not_measured_and_counts_as_tried(
     planted: Any, space: Space, database: Database
 ) -> None:
