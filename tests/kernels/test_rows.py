@@ -446,7 +446,7 @@ def test_norms_without_a_bias_or_a_scale_equal_the_reference(kind: str, spec: st
 def test_rows_of_a_block_that_are_at_sums_of_different_numbers_leave_each_other_s_alone(
     threads: int, rows: int
 ) -> None:
-    subgraph = repeated_norm(4, 100, 2 * threads)
+    subgraph = repeated_norm(4, 30, 2 * threads)
     call = declared(subgraph, threads=threads, rows=rows, vector=2)
     assert KERNELS["cupy_rows"].refuses(subgraph, call.candidate) is None
     assert faults([call] * 3) == {}
