@@ -1,6 +1,6 @@
 """Activations that are saved in 8 bits: what a plan with them computes, and that it is only run where it is allowed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import ClassVar
 
@@ -21,9 +21,9 @@ from autotuner.runtime.check import NARROW_TOLERANCE, TOLERANCES
 from autotuner.space import build_space
 from autotuner.tuner import build_configuration
 from tests.made_up import HERE, UNEXPLAINED, times
-from tests.runtime.capture.known import FEW, Known
+from tests.runtime.capture.known import FEW
 from tests.runtime.plans import WITH_DROPOUT, model
-from tests.runtime.test_step_budget import Layers, needs_of, trained
+from tests.runtime.test_step_budget import Layers, Leaner, needs_of, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_garbage")]
 
@@ -106,13 +106,10 @@ def test_without_a_budget_the_plan_is_exact_and_leaner_ones_beside_it_need_not_b
     assert "numerics" not in exact.to_json()
 
 
-class Narrow(Known):
+class Narrow(Leaner):
     """Knows every model, with plans beside the fastest one that save activations in 8 bits."""
 
     made: ClassVar[dict[str, Configuration]] = {}
-
-    def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:  # noqa: ARG002
-        return [self._of(model) for model in models]
 
     def _of(self, model: Model) -> Configuration:
         key = canonical_json(model.to_json())
