@@ -21,7 +21,6 @@ from autotuner.runtime.capture.constants import Constants
 from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_value
 from autotuner.runtime.capture.fragment_rules import FragmentRules, is_factory
 from autotuner.runtime.capture.fragments import Fragments
-from autotuner.runtime.capture.lost_gradients import without_lost_gradients
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.packed import gather_bounds
 from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
@@ -49,7 +48,6 @@ class GraphReading:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._changed = out_of_place(graph)
-        without_lost_gradients(graph, self._is_changed)
         gather_bounds(graph, self._is_changed)
         self.graph = graph
         self.nodes = list(graph.nodes)
