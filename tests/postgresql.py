@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -75,7 +75,8 @@ class Server:
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         for number in (self._process.pid, *map(int, children)):
-            os.kill(number, which)
+            with suppress(ProcessLookupError):  # a session may end meanwhile
+                os.kill(number, which)
 
 
 @contextmanager
