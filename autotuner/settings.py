@@ -124,7 +124,8 @@ class TuneOptions:
         end_to_end: time the answer against the framework, and keep that in the configuration; a model for which the
             framework has no layer is not timed.
         numerics: what forward may save for backward: "exact", values as it computed them; "8-bit", to keep to a budget
-            also activations as 8-bit integers with a scale for each 128 of them.
+            also activations as 8-bit integers with a scale for each 128 of them. Or what products with weights may be
+            computed from: "fp8", also 8-bit floats, with a scale for each row.
     """
 
     gap: float | None = None

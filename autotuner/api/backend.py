@@ -75,8 +75,8 @@ def compile_graph(
             whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
             regions make no graphs of their own then, and read their inputs in place; "budget": whether the caller's
             steps have a memory budget, which decides how regions run; "inductor": Inductor's own options; "numerics":
-            what plans may save for backward, "exact" (the default) or "8-bit", as of a tuning; "quiet": whether nothing
-            is printed while kernels are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
+            the class that plans may be of, "exact" (the default), "8-bit" or "fp8", as of a tuning; "quiet": whether
+            nothing is printed while kernels are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -263,14 +263,20 @@ def rewrite(
 
 
 def _allowed(configuration: Configuration, numerics: Numerics) -> list[Configuration]:
-    """Return the plans of a configuration that save nothing in a format whose class is not allowed.
+    """Return the plans of a configuration whose storage formats and kernels are of classes that are allowed.
 
     Raises:
-        ConfigurationError: the first one does.
+        ConfigurationError: those of the first one are not.
     """
-    if numerics == "exact" and configuration.narrow:
+    if numerics != "8-bit" and configuration.narrow:
         raise ConfigurationError(f'its plan saves {some(configuration.narrow)} in 8 bits: numerics="8-bit" allows that')
-    return [plan for plan in configuration.plans if numerics != "exact" or not plan.narrow]
+    if numerics != "fp8" and configuration.rounded:
+        told = f"its plan computes {some(configuration.rounded)} from operands in 8-bit floats"
+        raise ConfigurationError(f'{told}: numerics="fp8" allows that')
+    return [
+        plan for plan in configuration.plans
+        if (numerics == "8-bit" or not plan.narrow) and (numerics == "fp8" or not plan.rounded)
+    ]  # fmt: skip
 
 
 def _made_of(make: Callable[[Configuration], TunedRegion], plans: Sequence[Configuration]) -> Iterator[TunedRegion]:

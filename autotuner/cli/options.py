@@ -46,7 +46,8 @@ NumericsOption = Annotated[
     str,
     typer.Option(
         "--numerics",
-        help="What may be saved for backward under a budget: exact, or 8-bit, also activations as 8-bit integers.",
+        help="What may be saved for backward under a budget: exact, or 8-bit, also activations as 8-bit integers; "
+        "or fp8: products with weights may be of 8-bit floats.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

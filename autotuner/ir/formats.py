@@ -12,10 +12,11 @@ from typing import Literal, get_args
 from autotuner.errors import InputError, LayoutError
 
 Length = Callable[[Sequence[int]], int]
-Numerics = Literal["exact", "8-bit"]
-"""Class of what is computed with a storage format: as without it, or from values of 8 bits."""
+Numerics = Literal["exact", "8-bit", "fp8"]
+"""Class of what is computed with a storage format or a kernel: as without it, backward from values saved in 8 bits, or
+products from operands in 8-bit floats."""
 NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
-"""All classes; each allows those before it, too."""
+"""All classes; each allows "exact", too."""
 
 BITS = 8
 """Bits of a byte: elements that one byte holds where each is a bit, the first in its lowest bit."""
@@ -43,8 +44,8 @@ class StorageFormat:
             may where whoever makes and reads it as stored does so at such a place; {} stands for any tensor. Of a
             format that is not exact, they are the places where values may differ from those of forward.
         meaning: formats of one meaning decode to equal tensors; "" where it depends on the form, as of a seed.
-        numerics: what a plan with it computes: "exact" as without it, or from values of 8 bits. Search spaces have
-            others than exact ones only where a request allows their class.
+        numerics: what a plan with it computes: "exact" as without it, or "8-bit". Search spaces have others than exact
+            ones only where a request allows their class.
         projects: what it decodes to differs from what was encoded, and is as good at the places of `operands`.
         encode, decode: dotted paths of the reference, as `autotuner.kernels.torch.formats` describes it:
             (values, form, tensor, p, seed) -> stored, and (stored, form, tensor, p) -> values.
@@ -107,12 +108,13 @@ def checked_numerics(given: object) -> Numerics:
     for each in NUMERICS:
         if given == each:
             return each
-    raise InputError(f"numerics is {given!r}: write {' or '.join(NUMERICS)}")
+    *first, last = NUMERICS
+    raise InputError(f"numerics is {given!r}: write {', '.join(first)} or {last}")
 
 
 def allowed_classes(numerics: Numerics) -> tuple[Numerics, ...]:
     """Return the classes that are allowed where one is, itself first."""
-    return NUMERICS[NUMERICS.index(numerics) :: -1]
+    return (numerics,) if numerics == "exact" else (numerics, "exact")
 
 
 def _grouped(extents: Sequence[int]) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 
 from autotuner.errors import AutotunerError, KernelError
 from autotuner.ir.device import NVIDIA
-from autotuner.ir.formats import FORMATS
+from autotuner.ir.formats import FORMATS, Numerics
 from autotuner.ir.records import Call, Candidate, Subgraph
 from autotuner.kernels.geometry import may_be_stored
 from autotuner.kernels.patterns import Operators, Pattern
@@ -84,6 +84,10 @@ class Kernel:
         consistent: dotted path of a function (subgraph, inputs) -> None that fills in inputs which depend on others
             (a log-sum-exp, say) when inputs are made up for measuring; "" where any values do.
         numerics: "exact" up to rounding, or "unbiased" where it draws random numbers.
+        needs: the class of numerics that a request has to allow for it: spaces have it only then.
+        rounds: dotted path of a function (subgraph, operands) -> operands, which rounds operands in float64 as it does
+            before it computes with them: its results are verified against what is computed from these; "" where it
+            reads them as they are.
         drops: the share that it drops where p is asked for, up to chance.
         layouts: enumerates the forms of the boundary tensors that it can take, as texts in boundary order.
         anchors: its layouts say which ones are worth having; other kernels follow the layouts that anchors leave.
@@ -103,6 +107,8 @@ class Kernel:
     compiles: bool = False
     consistent: str = ""
     numerics: str = "exact"
+    needs: Numerics = "exact"
+    rounds: str = ""
     drops: Callable[[float], float] = as_asked
     layouts: Callable[[Subgraph], Iterator[tuple[str, ...]]] = declared_layouts
     anchors: bool = False

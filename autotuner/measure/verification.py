@@ -11,7 +11,7 @@ from autotuner.ir.device import CUDA
 from autotuner.ir.form import Form
 from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
-from autotuner.kernels.registry import Kernel
+from autotuner.kernels.registry import Kernel, load
 from autotuner.kernels.rules.elementwise import drawn_masks
 from autotuner.kernels.torch.formats import decoded, encoded
 from autotuner.measure.operands import Values, stored
@@ -64,11 +64,11 @@ class References:
         forms = call.candidate.parsed_forms()[: len(call.subgraph.inputs)]
         # A seed is another mask in each memory order and for each generator; bytes and bits are the same one.
         meanings = tuple(form.format.meaning or str(form) for form in forms)
-        key = (call.subgraph.signature, kernel.consistent, meanings)
+        key = (call.subgraph.signature, kernel.consistent, kernel.rounds, meanings)
         if not given and key in self._known:
             return self._known[key]
         wide = [self._wide(values, *pair) for pair in zip(call.subgraph.inputs, forms, strict=True)]
-        found = evaluate(call.subgraph, wide, given)
+        found = evaluate(call.subgraph, load(kernel.rounds)(call.subgraph, wide) if kernel.rounds else wide, given)
         if not given:
             self._known[key] = found
             self.held_bytes += sum(tensor.nbytes for tensor in found if tensor is not None)

@@ -206,7 +206,8 @@ class Configuration(Document):
     `doubts` are the reasons why the conditions of measuring make it worth measuring again; () for a settled answer.
     `overlap` says which steps run beside the others; None for one after the other. `leaner` are other plans, each
     slower than the one before and with fewer bytes left for backward: a whole step's memory budget mixes them.
-    `numerics` is the class of storage formats that was allowed; `narrow` names the tensors that its steps hold so.
+    `numerics` is the class that was allowed; `narrow` names the tensors that its steps hold in such a storage format,
+    `rounded` those that they compute from operands in 8-bit floats.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # of all that is inside as well
@@ -253,6 +254,11 @@ class Configuration(Document):
     def narrow(self) -> tuple[str, ...]:
         """Tensors that forward leaves for backward in a format that is not exact."""
         return tuple(name for step in self.steps for name in step.narrow)
+
+    @property
+    def rounded(self) -> tuple[str, ...]:
+        """Tensors that its steps compute from operands in 8-bit floats."""
+        return tuple(name for step in self.steps for name in step.rounded)
 
     @property
     def kernels_us(self) -> float:

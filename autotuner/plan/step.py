@@ -100,6 +100,12 @@ class Step(Document):
         return tuple(name for name, form in self.outputs if Form.parse(form).format.numerics != "exact")
 
     @property
+    def rounded(self) -> tuple[str, ...]:
+        """Tensors that it computes from operands in 8-bit floats."""
+        rounds = self.kernel in KERNELS and KERNELS[self.kernel].needs == "fp8"
+        return tuple(tensor_of(name) for name, _ in self.outputs) if rounds else ()
+
+    @property
     def label(self) -> str:
         """The step for people: its operators joined, or the conversion's tensor and forms."""
         if not self.is_conversion:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from autotuner.errors import InputError
 from autotuner.ir.form import Form
+from autotuner.ir.formats import Numerics
 from autotuner.ir.kinds import draws
 from autotuner.ir.records import TensorType
 from autotuner.kernels import KERNELS
@@ -40,6 +41,9 @@ TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e
 # Of a gradient by a plan that saves activations in 8 bits, each off by 1/254 of the largest of its group at most: for
 # both the largest error and the root mean square. Layers showed up to 9e-3. Outputs are as exact as by other plans.
 NARROW_TOLERANCE = 2e-2
+# Of anything by a plan that multiplies in 8-bit floats, whose operands are off by 1/16 of themselves at most: likewise.
+# Layers showed up to 6e-2.
+FP8_TOLERANCE = 0.15
 # What the framework's own layer does in the same type is allowed OWN_FACTOR times over: near zero, a rounded number may
 # have another sign than the one in float64, and a ReLU lets the gradient of one pass and not of the other. In a small
 # layer that is rare, so that up to OWN_STEPS steps with different values show it.
@@ -97,13 +101,13 @@ class OwnBound:
         found: of the tuned step.
         own: the largest of the framework's steps.
         allowed: twice that, or the tolerance where that is more.
-        narrow: whether 8-bit activations explain it instead: `NARROW_TOLERANCE` is allowed, and `own` is 0.
+        numerics: the class of the plan that explains it instead, as "8-bit": its tolerance is allowed, and `own` is 0.
     """
 
     found: Deviation
     own: Deviation
     allowed: Deviation
-    narrow: bool = False
+    numerics: Numerics = "exact"
 
     @property
     def ok(self) -> bool:
@@ -187,7 +191,7 @@ class CheckedStep:
         tolerance, found = self.tolerance, self._deviations(self.found, self.wanted)
         beyond = {name: each for name, each in found.items() if not each.largest <= tolerance}
         lost = any(not isfinite(each.largest) for each in beyond.values())
-        bounds = self._narrow_bounds(beyond)
+        bounds = self._class_bounds(beyond)
         beyond = {name: each for name, each in beyond.items() if name not in bounds}
         if beyond and not lost and tolerance != TOLERANCES[WIDE]:
             bounds |= self._own_bounds(beyond)
@@ -208,13 +212,18 @@ class CheckedStep:
             for name, values in wanted.items()
         }
 
-    def _narrow_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
-        """Return what saving activations in 8 bits allows of gradients; nothing where the plan does not."""
-        if not self.configuration.narrow:
+    def _class_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
+        """Return what products in 8-bit floats allow, or saving activations in 8 bits of gradients; nothing where the
+        plan has neither."""
+        numerics: Numerics = "fp8" if self.configuration.rounded else "8-bit"
+        if not (self.configuration.rounded or self.configuration.narrow):
             return {}
-        made = self.configuration.model.graph().outputs
-        none, allowed = Deviation(0.0, 0.0), Deviation(NARROW_TOLERANCE, NARROW_TOLERANCE)
-        return {name: OwnBound(found, none, allowed, narrow=True) for name, found in beyond.items() if name not in made}
+        exact = () if self.configuration.rounded else self.configuration.model.graph().outputs
+        most = FP8_TOLERANCE if self.configuration.rounded else NARROW_TOLERANCE
+        none, allowed = Deviation(0.0, 0.0), Deviation(most, most)
+        return {
+            name: OwnBound(found, none, allowed, numerics) for name, found in beyond.items() if name not in exact
+        }  # fmt: skip
 
     def _own_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
         """Return what the framework's own errors allow, from as many of its steps as are needed, or some."""
@@ -363,11 +372,12 @@ def _share(mask: Tensor, dropped: float) -> Kept:
 def _reason(name: str, bound: OwnBound, tolerance: float) -> str:
     found, own, allowed = bound.found, bound.own, bound.allowed
     verdict = "so that it is right" if bound.ok else "so that it is wrong"
-    if bound.narrow:
+    if bound.numerics != "exact":
+        is_fp8 = bound.numerics == "fp8"
+        what = "multiplies in 8-bit floats, where it" if is_fp8 else "saves activations in 8 bits, where a gradient"
         return (
             f"{name} is off by {found.largest:.1e}, root mean square {found.mean:.1e}, where {tolerance:.1e} is "
-            f"allowed; the plan saves activations in 8 bits, where a gradient may be off by {allowed.largest:.1e} in "
-            f"both, {verdict}"
+            f"allowed; the plan {what} may be off by {allowed.largest:.1e} in both, {verdict}"
         )
     return (
         f"{name} is off by {found.largest:.1e} where {tolerance:.1e} is allowed; the framework's own layer in this "

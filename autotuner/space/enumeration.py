@@ -118,7 +118,7 @@ class Enumeration:
         subgraph = self.graph.subgraph(operators, cover.inputs, cover.outputs)
         for name in cover.kernels:
             kernel = KERNELS[name]
-            if kernel.anchors != anchors:
+            if kernel.anchors != anchors or not self._is_allowed(kernel, cover):
                 continue
             entry = self.file.kernels[name]
             for row in self._rows(kernel, entry, subgraph):
@@ -126,6 +126,15 @@ class Enumeration:
                     if domains is not None and not self._wanted(cover, forms, domains):
                         continue
                     yield from self._with_params(cover, kernel, entry, subgraph, forms)
+
+    def _is_allowed(self, kernel: Kernel, cover: Cover) -> bool:
+        """Tell whether the numerics that are asked for allow a kernel here: one that rounds its operands, for products
+        with weights alone. Gradients of weights, which are summed over many steps, stay as they are."""
+        products = (self.named[name] for name in cover.operators if self.named[name].kind == "contraction")
+        return kernel.needs == "exact" or (
+            kernel.needs == self._numerics
+            and all(any(map(self.graph.is_weight, product.inputs)) for product in products)
+        )
 
     def _rows(self, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph) -> list[tuple[str, ...]]:
         key = (kernel.name, subgraph.signature)

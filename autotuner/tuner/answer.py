@@ -77,7 +77,7 @@ def build_configuration(
     lean, plans = leaner_that_run(problem, fastest, ends_at) if is_free else (problem, [fastest])
     solution, formulation = leaner(plans), lean
     kept = [(lean, plan) for plan in spread(plans, solution)]
-    if is_free and numerics != "exact":
+    if is_free and space.narrow_calls:
         wider, narrow = leaner_that_run(problem, fastest, ends_at, space)
         leanest = spread(worth_having(plans[0], [*plans, *narrow]), solution)
         kept = [(lean if any(plan is each for each in plans) else wider, plan) for plan in leanest]

@@ -9,6 +9,7 @@ from autotuner.checkpoint import OverError, until
 from autotuner.database import Database
 from autotuner.errors import ConfigurationError, InfeasibleError
 from autotuner.ir.autodiff import training_graph
+from autotuner.ir.formats import allowed_classes
 from autotuner.ir.records import digest
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration
@@ -31,9 +32,11 @@ OF_THE_WHOLE = ("wide", "end_to_end")
 
 def request_key(request: Request, file: SpaceFile) -> str:
     """Return the key of what is asked for, and may be answered: graph, space, kernels, budget and numerics."""
-    kernels = sorted((kernel.name, kernel.version) for kernel in KERNELS if kernel.name in file.kernels)
+    tried = {name: KERNELS[name] for name in file.kernels if KERNELS[name].needs in allowed_classes(request.numerics)}
+    kernels = sorted((name, kernel.version) for name, kernel in tried.items())
+    searched = file.model_copy(update={"kernels": {name: file.kernels[name] for name in tried}}).model_dump()
     allowed = () if request.numerics == "exact" else (request.numerics,)
-    return digest([request.model.to_json(), request.options.budget_bytes, file.model_dump(), kernels, *allowed])
+    return digest([request.model.to_json(), request.options.budget_bytes, searched, kernels, *allowed])
 
 
 @dataclass(frozen=True)

@@ -160,5 +160,5 @@ def test_a_plan_in_8_bits_that_is_given_runs_only_where_that_is_allowed(monkeypa
     assert f'is left out: its plan saves {saved} in 8 bits: numerics="8-bit" allows that' in COMPILED[-1].note
     trained(Layers(), None, steps=1, numerics="8-bit")
     assert COMPILED[-1].tuned
-    with pytest.raises(InputError, match="numerics is '8 bits': write exact or 8-bit"):
+    with pytest.raises(InputError, match="numerics is '8 bits': write exact, 8-bit or fp8"):
         trained(Layers(), None, numerics="8 bits")

@@ -170,6 +170,11 @@ def _narrow_words(configuration: Configuration) -> Iterator[str]:
             f"Forward saves {some(configuration.narrow, shown=12)} in 8 bits, which was allowed: backward reads each "
             "element off by 1/254 of the largest of its group at most."
         )
+    if configuration.rounded:
+        yield (
+            f"{some(configuration.rounded, shown=12)} are computed from operands in 8-bit floats, which was allowed: "
+            "each element of an operand is off by 1/16 of itself at most."
+        )
 
 
 def _leaner_words(configuration: Configuration) -> Iterator[str]:

@@ -121,7 +121,11 @@ class BestQuery(Query):
         _said("The memory budget that it was tuned with; by default it was tuned without one."),
     ] = None
     numerics: Annotated[
-        Numerics, _said("What it may save for backward: `8-bit`, also 8-bit integers; by default only exact values.")
+        Numerics,
+        _said(
+            "What it may save for backward, `8-bit`: also 8-bit integers; or what products with weights may be of, "
+            "`fp8`: also 8-bit floats. By default neither."
+        ),
     ] = "exact"
 
 
