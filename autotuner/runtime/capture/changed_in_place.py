@@ -3,6 +3,7 @@
 import inspect
 import operator
 
+import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
@@ -19,11 +20,15 @@ def name_of(node: fx.Node) -> str:
 
 def storages_of(node: fx.Node) -> set[int]:
     """Return the storages of what a node makes."""
-    found: set[int] = set()
-    for example in pytree.tree_leaves(node.meta.get(EXAMPLE)):
-        if isinstance(example, Tensor):
-            found.add(example.untyped_storage()._cdata)
-    return found
+    examples = pytree.tree_leaves(node.meta.get(EXAMPLE))
+    return {_plain(example).untyped_storage()._cdata for example in examples if isinstance(example, Tensor)}
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return the tensor inside of one that a transform of `torch.func` has wrapped, which has no storage of its own."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def changed_in_place(graph: fx.Graph) -> set[int]:

@@ -318,3 +318,31 @@ def test_operators_that_change_their_first_argument_are_those_that_torch_tags() 
     assert found == tagged
     assert {"relu_", "add_", "masked_fill_", "silu_"} <= found
     assert found.isdisjoint({"bernoulli_", "dropout_", "transpose_", "squeeze_", "_fused_adam_"})
+
+
+def mapped(x: Tensor, y: Tensor) -> Tensor:
+    def of_row(row: Tensor, other: Tensor) -> Tensor:
+        z = row * 1.5
+        z.mul_(other)
+        return z + row
+
+    found: Tensor = torch.vmap(of_row)(x, y)
+    return found
+
+
+def mapped_into_a_view(x: Tensor, y: Tensor) -> Tensor:
+    z = x * 1.5
+    sums: Tensor = torch.vmap(lambda row, other: row.mul_(other).sum())(z, y)
+    return z.sum(1) * sums
+
+
+def behind_a_gradient(x: Tensor, y: Tensor) -> Tensor:
+    z = x * 1.5
+    z += y
+    found: Tensor = z * torch.func.grad(lambda each: (each * each).sum())(z.detach())
+    return found
+
+
+@pytest.mark.parametrize("program", [mapped, mapped_into_a_view, behind_a_gradient])
+def test_what_a_transform_of_functions_wraps_stays_changed_in_place(program: Program) -> None:
+    assert check(program).reasons
