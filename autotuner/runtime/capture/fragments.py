@@ -45,7 +45,9 @@ class Fragments:
         contexts = [(each.device, each.fast_dtype, each._enabled) for each in autocast]
         given_as = [_signature(example) for example in examples]
         constants = [part for part in flat if not isinstance(part, fx.Node)]
-        key = repr((str(node.target), node.op, contexts, numbered, constants, tree, given_as))
+        # a tensor that is given twice is one in the fragment: x * x is none for x * y
+        same = [next(first for first, other in enumerate(examples) if other is each) for each in examples]
+        key = repr((str(node.target), node.op, contexts, numbered, constants, tree, given_as, same))
         if key in self._own:
             return self._own[key]
         shares = _is_torchs(node) and all(map(_is_plain, examples)) and all(map(_is_number, constants))

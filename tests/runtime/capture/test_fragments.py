@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from autotuner.runtime.capture import fragments
-from tests.runtime.capture.known import Compilation
+from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
 
 @pytest.fixture
@@ -71,3 +71,34 @@ def test_a_constant_whose_text_does_not_say_all_of_it_is_not_shared() -> None:
     assert fragments._is_number(slice(None, 3))
     assert not fragments._is_number(Named(1.0))
     assert not fragments._is_number(slice(torch.ones(1), 3))
+
+
+class Gated(nn.Module):
+    """Layers with products of a tensor with itself, then with another one of equal shape, or the other way round."""
+
+    def __init__(self, squares_first: bool) -> None:
+        super().__init__()
+        self.squares_first = squares_first
+        self.gates, self.linears = (nn.ModuleList([nn.Linear(8, 8) for _ in range(3)]) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Any:
+        for gate, linear in zip(self.gates, self.linears, strict=True):
+            one, other = linear(x), gate(x)
+            others = (one, other) if self.squares_first else (other, one)
+            x = x + sum(functional.silu(torch.mul(one, each) + torch.atan2(one, each)) for each in others)
+        return x.square().sum()
+
+
+def test_a_tensor_that_is_given_twice_is_not_taken_for_two(traced: list[Any]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, dtype=torch.float64)
+    for squares_first in (True, False):
+        model = Gated(squares_first).double()
+
+        def loss(called: Any) -> Any:
+            return called(x)
+
+        compilation = Compilation(model)
+        assert_equal(gradients(model, loss, compilation.model), gradients(model, loss), 1e-12)
+        assert compilation.regions
+    assert traced
