@@ -35,6 +35,9 @@ def _product(
         if whole(other) and whole(mine) and set(whole(other)) & of_second:
             renamed += reader.axes.unite(mine, other)
     renamed += reader.axes.unite(a.dims[summed[0]], b.dims[summed[1]])
+    for view, place in zip((a, b), summed, strict=True):
+        if not {*whole(view.dims[place])} <= {*held(view)}:
+            raise UnknownError("a product that sums over what an operand only repeats")
     of_a = [dim for place, dim in enumerate(a.dims) if place != summed[0] % len(a.dims)]
     of_b = [dim for place, dim in enumerate(b.dims) if place >= batch and place != summed[1] % len(b.dims)]
     reader.axes.bind(of_a)
@@ -53,7 +56,9 @@ def _product(
                 row.append(axis)
         rows.append(tuple(row))
     dims = (*of_a, *rows)
-    wanted = whole(axis for dim in dims for axis in dim)
+    there = {*held(a), *held(b), *(axis for _, own in renamed for axis in whole([own]))}
+    # what an operand only repeats, as an expanded one does, the product repeats as well
+    wanted = [axis for axis in whole(axis for dim in dims for axis in dim) if axis in there]
     first = [axis for axis in (order or ([] if batch else held(a))) if axis in wanted]
     axes = [*first, *(axis for axis in wanted if axis not in first)]
     (made,) = reader.make("contraction", (a, BoundView(b, tuple(renamed))), [axes])

@@ -288,3 +288,109 @@ def check(
     assert_equal(gradients(model, loss, compilation.model), wanted, 2e-6)
     assert compilation.model(x).stride() == model(x).stride()
     return compilation
+
+
+class ByPositions(nn.Module):
+    """Attention, as XLNet's, that adds scores by positions, which are alike in all examples and expanded to each."""
+
+    def __init__(self, between: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.between = between
+        shapes = {"query": (HIDDEN, HEADS, 8), "key": (HIDDEN, HEADS, 8), "position": (HIDDEN, HEADS, 8),
+                  "out": (HEADS, 8, HIDDEN)}  # fmt: skip
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape) / 4))
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        query, key = (torch.einsum("bih,hnd->bind", x, weight) for weight in (self.query, self.key))
+        position = torch.einsum("bih,hnd->bind", positions.expand(len(x), -1, -1), self.position)
+        position = self.between(position, key)
+        scores = torch.einsum("bind,bjnd->bnij", query, key) + torch.einsum("bind,bjnd->bnij", query, position)
+        context = torch.einsum("bnij,bjnd->bind", scores.softmax(-1), key)
+        found: Tensor = x + torch.einsum("bind,ndh->bih", context, self.out)
+        return found
+
+
+class OfPositions(nn.Module):
+    """Two layers, whose positions want a gradient, too."""
+
+    def __init__(self, between: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([ByPositions(between) for _ in range(2)])
+        self.positions = nn.Parameter(torch.randn(1, LENGTH, HIDDEN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, self.positions)
+        return x
+
+
+BETWEEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "as it is": lambda position, _: position,
+    "beside a bias": lambda position, _: position + torch.linspace(0, 1, 8, dtype=position.dtype),
+    "through a nonlinearity": lambda position, _: functional.gelu(position),
+    "beside what differs": lambda position, key: position + key,
+    "normalised": lambda position, _: functional.layer_norm(position, (8,)),
+    "weighted": lambda position, _: position * position.square().mean(),
+    "of one example": lambda position, _: position[:1] * torch.ones(3, 1, 1, 1, dtype=position.dtype),
+    "turned over examples": lambda position, _: position.flip(0),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_the_product_of_what_is_expanded_is_made_once_for_all_that_is_alike(between: str) -> None:
+    torch.manual_seed(0)
+    model, x = OfPositions(BETWEEN[between]).double(), torch.randn(3, LENGTH, HIDDEN, dtype=torch.float64)
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = called(x).square().sum()
+        return found
+
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss, compilation.model), gradients(model, loss), 1e-12)
+    assert compilation.regions
+    if between == "as it is":
+        assert compilation.compiled[0].headline.startswith("2 of 2 regions run tuned (1 of 1 kinds): 100%")
+
+
+SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "both expanded": lambda position, _: torch.einsum("bih,bij->hj", position, position),
+    "one expanded": lambda position, x: torch.einsum("bih,bij->hj", position, x),
+    "the other expanded": lambda position, x: torch.einsum("bih,bij->hj", x, position),
+    "flattened": lambda position, _: position.flatten(0, 1).t() @ position.flatten(0, 1),
+}
+
+
+class Summed(nn.Module):
+    """A layer that multiplies by a product, which sums over examples of what is alike in all of them."""
+
+    def __init__(self, made: Callable[[Tensor, Tensor], Tensor], *, projects_first: bool) -> None:
+        super().__init__()
+        self.made, self.projects_first = made, projects_first
+        self.norm, self.weight, self.out = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.positions = nn.Parameter(torch.randn(1, LENGTH, HIDDEN) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        if self.projects_first:
+            position = self.weight(self.positions).expand(len(x), -1, -1)
+        else:
+            position = functional.linear(self.positions.expand(len(x), -1, -1), self.weight.weight)
+        found: Tensor = x + self.out(functional.gelu(y @ self.made(position, y)))
+        return found
+
+
+@pytest.mark.parametrize("made", SUMS)
+@pytest.mark.parametrize("projects_first", [True, False])
+def test_a_sum_over_what_is_expanded_counts_each_time(made: str, projects_first: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Summed(SUMS[made], projects_first=projects_first) for _ in range(2))).double()
+    x = torch.randn(3, LENGTH, HIDDEN, dtype=torch.float64)
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = called(x).square().sum()
+        return found
+
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss, compilation.model), gradients(model, loss), 1e-12)
+    assert compilation.regions
