@@ -32,6 +32,7 @@ from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.early_gradients import note_readers
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.runtime.region_choice import RegionChoice
+from autotuner.runtime.region_operator import RegionResults
 from autotuner.settings import Settings
 
 if TYPE_CHECKING:
@@ -311,6 +312,7 @@ def capture(module: fx.GraphModule) -> CapturedModule | str:
 
 def _writer(tuned: TunedRegion | RegionChoice, region: Region, eager: bool) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
+        inputs, parameters = _without_history(graph, tuned.plan.results, inputs, parameters)
         if eager:
             outputs = made = graph.call_function(tuned.call, (list(inputs), list(parameters)))
         else:
@@ -321,6 +323,22 @@ def _writer(tuned: TunedRegion | RegionChoice, region: Region, eager: bool) -> C
         return [graph.call_function(operator.getitem, (outputs, number)) for number in range(len(region.outputs))]
 
     return write
+
+
+def _without_history(
+    graph: fx.Graph, results: RegionResults, *given: Sequence[fx.Node]
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return a region's inputs and parameters, detached where no gradient reaches them.
+
+    So no backward runs in front of them, which may make zeros of a gradient that is None.
+    """
+    inputs, parameters = ([True] * len(each) for each in given)
+    found = results.reached([True] * len(results.outputs), inputs, parameters)
+    detached = [
+        [node if want else graph.call_method("detach", (node,)) for node, want in zip(nodes, wanted, strict=True)]
+        for nodes, wanted in zip(given, found, strict=True)
+    ]
+    return detached[0], detached[1]
 
 
 def _held(example_inputs: Sequence[Any]) -> tuple["ref[Tensor]", ...]:

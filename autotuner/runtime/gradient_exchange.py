@@ -244,6 +244,8 @@ class GradientExchange:
 
     def _collect(self, parameter: nn.Parameter) -> None:
         """Take a parameter whose gradient has come, and exchange the buckets that are complete."""
+        if parameter.grad is None:  # a compiled graph has said that there is none
+            return
         self._note_arrival(parameter)
         is_whole = self._handed.has_come(parameter)
         gradient, plan, shape = parameter.grad, self._plan, tuple(parameter.shape)

@@ -23,6 +23,7 @@ from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, mak
 from autotuner.runtime.adapter import dtype_name
 from autotuner.runtime.bound_parameters import BoundInTurn, BoundParameters
 from autotuner.runtime.fallbacks import TALLY
+from autotuner.runtime.gradient_paths import unreached
 from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
@@ -125,6 +126,7 @@ class RegionPlan:
                 for port in ports.inputs
             ),
             stacks=tuple(stacks_of([self.memory.geometry(port, "grad_") for port in ports.parameters])),
+            unreached=self._unreached(),
             state_bytes=StateMemory.of(self.memory, self.device_type).size_bytes,
         )
 
@@ -196,6 +198,15 @@ class RegionPlan:
         members = self.configuration.steps[number].operators
         if any(gradient in operator.inputs for operator in self.memory.graph.operators if operator.name in members):
             raise ConfigurationError(f"{port.name} cannot be shown: the kernel that makes {gradient} reads it as well")
+
+    def _unreached(self) -> tuple[tuple[int, ...], ...]:
+        """Return `RegionResults.unreached`."""
+        outputs, sources = (
+            [port.members[0] for port in ports]
+            for ports in (self.ports.outputs, (*self.ports.inputs, *self.ports.parameters))
+        )
+        found = unreached(self.configuration.model.graph(), outputs, sources)
+        return found if any(found) else ()
 
     def _dtype(self, port: Port) -> str:
         return self.memory.graph.tensors[port.members[0]].dtype

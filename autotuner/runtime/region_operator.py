@@ -56,6 +56,8 @@ class RegionResults:
         state_bytes: of what forward leaves for backward, see `saved_state`; None where that is a ticket, see `ticket`.
         repeats: whether gradients that are differentiated again (`create_graph=True`) are made by plain operators,
             which run the forward once more. The inputs are saved for backward then.
+        unreached: for each output, the places among inputs and then parameters that its gradient does not reach, see
+            `gradient_paths`; () where each gradient reaches all that `gradients` says.
     """
 
     outputs: tuple[Strided, ...]
@@ -64,6 +66,7 @@ class RegionResults:
     in_place: bool = False
     state_bytes: int | None = 1
     repeats: bool = False
+    unreached: tuple[tuple[int, ...], ...] = ()
 
     @property
     def keeps_inputs(self) -> bool:
@@ -81,7 +84,22 @@ class RegionResults:
             tuple(None if each is None else Strided(each[0], tuple(each[1]), tuple(each[2])) for each in value[name])
             for name in ("outputs", "gradients")
         )
-        return RegionResults(**{**value, "outputs": outputs, "gradients": gradients, "stacks": tuple(value["stacks"])})
+        lists = {"stacks": tuple(value["stacks"]), "unreached": tuple(map(tuple, value["unreached"]))}
+        return RegionResults(**{**value, **lists, "outputs": outputs, "gradients": gradients})
+
+    def reached(
+        self, given: Sequence[bool], inputs: Sequence[bool], parameters: Sequence[bool]
+    ) -> tuple[list[bool], list[bool]]:
+        """Return for each input and each parameter whether its gradient is wanted, and reached by one that is given.
+
+        Args:
+            given: for each output, whether its gradient is.
+            inputs, parameters: for each of them, whether its gradient is wanted.
+        """
+        there = [set(lost) for lost, is_given in zip(self.unreached, given, strict=False) if is_given]
+        lost = set.intersection(*there) if there else set[int]()
+        both = [want and place not in lost for place, want in enumerate((*inputs, *parameters))]
+        return both[: len(inputs)], both[len(inputs) :]
 
     def wanted(self, inputs: Sequence[bool], parameters: Sequence[bool]) -> list[bool]:
         """Return for each input that a gradient reaches and each parameter whether its gradient is wanted."""
@@ -274,6 +292,7 @@ def _gradients(
     state, *saved = ctx.saved_tensors
     inputs, parameters = saved[: ctx.ahead], saved[ctx.ahead :]
     known = RegionResults.parse(ctx.results)
+    of_inputs, of_parameters = known.reached([grad is not None for grad in grads], of_inputs, of_parameters)
     wanted = known.wanted(of_inputs, of_parameters)
     if not any(wanted) or all(grad is None for grad in grads):
         return [None] * len(of_inputs), [None] * len(parameters)
