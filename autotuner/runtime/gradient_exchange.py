@@ -83,6 +83,7 @@ class GradientExchange:
         self._arrived: dict[int, Any] = {}
         self._handed = HandedOver(self._take_over, self._note_arrival, self._place_of)
         self._began: Any = None
+        self._step_key: Hashable = None
         self._launched, self._before = 0, list[Tensor]()
         self._has_new_buckets = False
         self._plan: BucketPlan | None = None
@@ -154,8 +155,8 @@ class GradientExchange:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._arrived, self._launched = {}, 0
-        self._plan = self._plans.get(self._key())
+        self._arrived, self._launched, self._step_key = {}, 0, self._key()
+        self._plan = self._plans.get(self._step_key)
         if self._plan is not None:
             self._plan.begin()
             if self.shards:
@@ -187,7 +188,7 @@ class GradientExchange:
         missing = {id(parameter) for parameter in plan.order if parameter.grad is None}
         if missing and self._runtime.is_capturing():
             raise InputError("a parameter has no gradient in it, and may have one in another process")
-        self._launch_all(plan)
+        self._launch_ready(plan, is_over=True)
         none = [] if is_new or not self.are_plain else self._missing_everywhere(plan, missing)
         if not self.shards or (self._max_norm is not None and not self.clips_before):
             for bucket in plan.buckets:
@@ -200,7 +201,11 @@ class GradientExchange:
 
     def gather(self) -> ParameterGather:
         """Return what updates, and gathers, the parameters of a step behind `finish`, where the state is shared out."""
-        return ParameterGather(self._plans[self._key()].buckets, self.peers)
+        return ParameterGather(self._plans[self._step_key].buckets, self.peers)
+
+    def parts(self) -> list[list[nn.Parameter]]:
+        """Return the parameters that this process updates in the next step, in parts, where its buckets are settled."""
+        return ParameterGather(self._plans[self._key()].buckets, self.peers).parts
 
     def updated(self) -> None:
         """End the step, once the optimizer's is queued."""
@@ -298,12 +303,8 @@ class GradientExchange:
         bucket = self._plan.bucket_of.get(id(parameter)) if self._plan else None
         return bucket if bucket and not bucket.is_sent else None
 
-    def _launch_ready(self, plan: BucketPlan) -> None:
-        while self._launched < len(plan.buckets) and not plan.buckets[self._launched].waits_for:
-            self._launch(plan)
-
-    def _launch_all(self, plan: BucketPlan) -> None:
-        while self._launched < len(plan.buckets):
+    def _launch_ready(self, plan: BucketPlan, *, is_over: bool = False) -> None:
+        while self._launched < len(plan.buckets) and (is_over or not plan.buckets[self._launched].waits_for):
             self._launch(plan)
 
     def _launch(self, plan: BucketPlan) -> None:
@@ -355,7 +356,7 @@ class GradientExchange:
         if new:
             plan.add(new, self.peers.size)
             self._has_new_buckets = True
-            self._launch_all(plan)
+            self._launch_ready(plan, is_over=True)
         return none
 
     def _planned(self) -> BucketPlan:
@@ -372,7 +373,7 @@ class GradientExchange:
             raise InputError("no parameter has a gradient: the loss depends on none that the optimizer moves")
         silent = [p for p, is_one in zip(parameters, is_used, strict=False) if not is_one]
         moving = [b for b, is_one in zip(buffers, is_used[len(parameters) :], strict=True) if is_one]
-        plan = self._plans[self._key()] = BucketPlan(used, silent, moving, self._owners)
+        plan = self._plans[self._step_key] = BucketPlan(used, silent, moving, self._owners)
         arrivals = [self._arrival(parameter) for parameter in used]
         limit = min(FIRST_LIMIT, sum(each.size for each in arrivals) // (PARTS * self.peers.size))
         plan.divide(arrivals, limit if self.shards else FIRST_LIMIT, self.peers.size)

@@ -74,16 +74,21 @@ class PartedUpdates:
 
     Args:
         optimizer: of the parameters.
+        parts: parameters that this process updates.
         gathers: returns the gather of the step that runs.
         make: makes the steps for the parameters that the optimizer has then.
     """
 
     def __init__(
-        self, optimizer: Optimizer, gathers: Callable[[], ParameterGather], make: Callable[[], OnePassUpdates]
+        self,
+        optimizer: Optimizer,
+        parts: Sequence[Sequence[nn.Parameter]],
+        gathers: Callable[[], ParameterGather],
+        make: Callable[[], OnePassUpdates],
     ) -> None:
         self._optimizer, self._gathers = optimizer, gathers
         self._each = list[OnePassUpdates]()
-        for parameters in gathers().parts:
+        for parameters in parts:
             with only(optimizer, parameters):
                 self._each.append(make())
 

@@ -61,7 +61,8 @@ class PlainStep:
         stay equal, however each of them runs its step: where one replays it, all take it in one pass, or none does.
         """
         if self._exchange is not None and self._exchange.shards:
-            return PartedUpdates(self._optimizer, self._exchange.gather, lambda: self._one_pass(device, True))
+            own, gather = self._exchange.parts(), self._exchange.gather
+            return PartedUpdates(self._optimizer, own, gather, lambda: self._one_pass(device, True))
         is_shared = self._exchange is not None
         is_allowed = not self.frees_gradients and (not is_shared or self._agreed is not None)
         return self._one_pass(device, is_allowed)

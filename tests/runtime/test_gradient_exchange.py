@@ -67,6 +67,13 @@ def hooked_loss(model: Any, batch: Any) -> Tensor:
     return found
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def switching_loss(model: Any, batch: Any) -> Tensor:
+    """The same, with a part of the model brought to another mode within the step."""
+    getattr(model, "_orig_mod", model).norm.train(batch["trains"])
+    return plain_loss(model, batch)
+
+
 def batch(number: int) -> dict[str, Any]:
     return {"x": torch.randn(8, 40, generator=torch.Generator().manual_seed(number))}
 
@@ -172,6 +179,11 @@ def run_rank(rank: int, folder: str) -> None:
             thaw(model, number)
             step(own(rank, number))
         found[f"thawed {shards}"] = values(model)
+        model = Net()
+        step, _ = stepped(model, switching_loss, max_norm=MAX_NORM, shard_optimizer=shards)
+        for number in range(STEPS):
+            step({**own(rank, number), "trains": number not in (3, 5)})
+        found[f"switched {shards}"] = values(model)
     found.update(left_to_torch(rank))
 
     model = Net()
@@ -398,6 +410,14 @@ def test_what_is_frozen_and_trained_again_keeps_its_state(found: list[dict[str, 
         for mine, wanted in zip(found[1][f"thawed {shards}"], values(model), strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
     assert all(map(torch.equal, found[1]["thawed False"], found[1]["thawed True"]))
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_parts_that_change_their_mode_within_a_step_change_nothing(found: list[dict[str, Any]], shards: bool) -> None:
+    _, wanted, _ = trained_alone(max_norm=MAX_NORM)
+    for rank in found:
+        for mine, other in zip(rank[f"switched {shards}"], wanted, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
 def test_what_torch_exchanges_is_left_to_it(found: list[dict[str, Any]]) -> None:
