@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import autotuner
 from autotuner.errors import InputError
@@ -606,3 +607,39 @@ def test_a_stem_with_batch_normalisation_stays_on_the_device() -> None:
         assert torch.equal(step(*given), plain_step(twin, optimizer, *given))
     for mine, other in zip(model.buffers(), twin.buffers(), strict=True):
         assert torch.equal(mine, other)
+
+
+class EnteredOnce:
+    """A patch of settings that cannot be entered twice, as those of torch 2.11."""
+
+    def __init__(self) -> None:
+        self.is_entered, self.times = False, 0
+
+    def __enter__(self) -> None:
+        assert not self.is_entered
+        self.is_entered = True
+        self.times += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.is_entered = False
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_checkpoint_around_layers_is_refused(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(model: Any, given: Any) -> Any:
+        return checkpoint(loss_of, model, given, use_reentrant=False)
+
+    patch = EnteredOnce()
+    monkeypatch.setattr(type(torch._functorch.config), "patch", lambda _, **__: patch)
+    torch.manual_seed(0)
+    model = Net()
+    twin, step = copy.deepcopy(model), layered(model, loss)
+    with pytest.raises(InputError, match=r"blocks\.\d runs twice in one forward"):
+        step(*(batch(number) for number in range(parts)))
+    assert patch.times == 1
+    assert not patch.is_entered
+    assert_equal(model, twin)
+    step.loss = lambda given: loss_of(model, given)
+    optimizer = adamw(twin)
+    assert torch.equal(step(batch(0)), plain_step(twin, optimizer, batch(0)))
+    assert_equal(model, twin)

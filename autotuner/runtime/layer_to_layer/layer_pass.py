@@ -32,6 +32,7 @@ from autotuner.runtime.layer_to_layer.slots import Slots
 from autotuner.runtime.layer_to_layer.stash import HostStash
 from autotuner.runtime.plain_step import Loss
 
+TWICE = "{} runs twice in one forward: layer to layer, a layer runs once"
 Sums = list[Tensor | None]
 """The gradients of a layer's trained parameters, summed over micro-batches."""
 
@@ -84,6 +85,7 @@ class LayerPass:
         self._pending: list[dict[Key, Tensor]] = []
         # Torch refuses to keep graphs that were compiled with donated buffers, and asks for this to be as it was then.
         self._keeping = torch._functorch.config.patch(donated_buffer=False)
+        self._goes_back = False
 
     @property
     def is_forward(self) -> bool:
@@ -143,7 +145,7 @@ class LayerPass:
             )
         (layer,) = asked.values()
         if layer in self.order:
-            raise InputError(f"{layer.name} runs twice in one forward: layer to layer, a layer runs once")
+            raise InputError(TWICE.format(layer.name))
         self.order.append(layer)
         self.calls.append([])
         return layer
@@ -173,6 +175,8 @@ class LayerPass:
         assert self._lockstep is not None
         number = self._lockstep.current
         assert number is not None
+        if self._goes_back:  # as in a checkpoint; no micro-batch pauses in its backward, where settings are others
+            raise InputError(TWICE.format(layer.name))
         if not torch.is_grad_enabled():
             raise InputError(
                 f"{layer.name} runs without gradients within a training step, as in a reentrant checkpoint or another "
@@ -302,6 +306,7 @@ class LayerPass:
         Args:
             keeps: whether its graph is kept, as parts of it may run once more.
         """
+        self._goes_back = True
         with self._keeping:
             try:
                 torch.autograd.backward(of, gradients, retain_graph=keeps)
@@ -309,6 +314,8 @@ class LayerPass:
                 if "modified by an inplace operation" in str(error):  # the weights of the next layer are in its slot
                     raise InputError(LEAKS.format("a layer")) from error
                 raise
+            finally:
+                self._goes_back = False
 
     def _check_leaks(self) -> None:
         """Check, where that is asked for, that no gradient has come to a layer but by its outputs."""
