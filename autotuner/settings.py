@@ -90,11 +90,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a job's measuring; at the first that it reaches, it answers with the best plan so far.
+    """Limits of a tuning; at the first that it reaches, it answers with the best plan so far.
 
     Args:
-        seconds: of working on it, by everyone who takes it up; None for no limit.
-        measurements: that are new; None for no limit.
+        seconds: until the plan is solved for, from when the job is begun, by everyone who takes it up; in a call that
+            is given example inputs or batches, from its beginning: reading the model counts, and its regions share what
+            is left. None for no limit.
+        measurements: that are new, of each job or region; None for no limit.
     """
 
     seconds: float | None = None
@@ -117,7 +119,7 @@ class TuneOptions:
         estimated_gap: the same by learned costs of what is not measured: an expectation, no proof; reached earlier.
         budget_bytes: the most memory that a training step may need beside parameters and inputs; None for no limit.
         exhaustive: measure everything, also what is proven or expected to make no difference.
-        limits: of measuring; what they leave out is measured by a later job.
+        limits: of time and measurements; what they leave out is measured by a later job.
         again: solve anew even if the answer is known; measurements are reused all the same.
         retry: measure once more what has failed.
         remeasure: measure everything anew, whatever is known; what cannot be measured keeps what was known.

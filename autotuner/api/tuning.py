@@ -2,11 +2,15 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from autotuner.api.knowledge import device_type_of
+from autotuner.api.knowledge import OfDatabase, device_type_of
 from autotuner.api.layers import as_model
 from autotuner.api.telling import Teller, show
 from autotuner.database import open_database
@@ -16,7 +20,7 @@ from autotuner.ir.records import Scalar
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
-from autotuner.server.worker import tune_attended
+from autotuner.server.worker import measurer_ahead, measuring_with, tune_attended
 from autotuner.settings import Settings, TuneKeywords, TuneOptions
 from autotuner.space import space_file
 from autotuner.tuner import Watch
@@ -25,6 +29,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autotuner.fleet.tuning import Fleet
+    from autotuner.measure import Measurer
+
+
+PART_S = 30.0
+"""The least part of a limit that a region has, as long as so much is left: on recorded times of an H200, the plan of a
+layer after 30 s is half again as slow as the best, and that after 60 s 2 % slower."""
+LEAST_S = 1.0
+"""The least limit of the first region, which is tuned however long reading took."""
 
 
 class TuningKeywords(TuneKeywords, total=False):
@@ -143,20 +155,58 @@ def tune_calls(
 ) -> list[Configuration]:
     """Tune the regions in a module's or function's calls with each of some batches, the most work first.
 
+    A limit of seconds is for all of that, reading included; see `_Limit`. What it leaves out is returned where it is
+    known already, and warned of otherwise.
+
     Args:
         model: that a function calls.
     """
     from autotuner.api.survey import found_in, region_calls
 
-    teller.say("reading the model")
-    calls = region_calls(called, batches, model)
-    models = found_in(calls, called)
-    count = len(models)
-    teller.say(f"{count} region{'s' * (count > 1)} to tune, with {calls.share} of the flop of the model's forward")
+    limit = _Limit(effort.options.limits.seconds, monotonic())
     there = effort.device_type(device_type)
-    return [
-        effort.spent_on(model, there, teller, f"region {number} of {count}") for number, model in enumerate(models, 1)
-    ]
+    with effort.measurer(there) as measurer:
+        teller.say("reading the model")
+        calls = region_calls(called, batches, model)
+        models = found_in(calls, called)
+        count = len(models)
+        teller.say(f"{count} region{'s' * (count > 1)} to tune, with {calls.share} of the flop of the model's forward")
+        found: list[Configuration] = []
+        for number, each in enumerate(models):
+            if number and limit.is_over:
+                return found + effort.known_of(models[number:], there, limit)
+            place, seconds = f"region {number + 1} of {count}", limit.part_s(count - number)
+            found.append(effort.spent_on(each, there, teller, place, seconds=seconds, measurer=measurer))
+            limit.waited_s += 0.0 if measurer is None else measurer.waited_s
+    return found
+
+
+@dataclass
+class _Limit:
+    """A limit of seconds for a whole call: each region has an equal part of what is left.
+
+    Args:
+        seconds: None for no limit.
+        began: by `time.monotonic`.
+        waited_s: for the device, which does not count.
+    """
+
+    seconds: float | None
+    began: float
+    waited_s: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self._left_s <= 0
+
+    @property
+    def _left_s(self) -> float:
+        return inf if self.seconds is None else self.seconds - (monotonic() - self.began - self.waited_s)
+
+    def part_s(self, regions: int) -> float | None:
+        """Return the limit of the next region of so many: its part, or `PART_S` where that is more and left."""
+        left_s = self._left_s
+        return None if left_s == inf else max(left_s / regions, min(left_s, PART_S), LEAST_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +223,19 @@ class Effort:
     def __post_init__(self) -> None:
         TuneOptions.of(**self.tuning)  # an unknown one ends here, before anything is read
 
+    @property
+    def options(self) -> TuneOptions:
+        return TuneOptions.of(**self.tuning)
+
+    @property
+    def _settings(self) -> Settings:
+        settings = Settings.from_environment()
+        return replace(settings, threads=self.threads if self.threads is not None else settings.threads)
+
+    @property
+    def _stored(self) -> str | Path:
+        return self.database if self.database is not None else self._settings.database_url
+
     def device_type(self, default: str) -> str:
         """Return the type of the device that is used, which is there."""
         device = self.device or default
@@ -180,16 +243,48 @@ class Effort:
             environment(device)
         return device
 
-    def spent_on(self, model: Model, device: str, teller: Teller, place: str = "") -> Configuration:
-        """Tune a model; `place` is its own among several."""
-        request = Request(model, device, options=TuneOptions.of(**self.tuning))
-        settings = Settings.from_environment()
-        settings = replace(settings, threads=self.threads if self.threads is not None else settings.threads)
+    def measurer(self, device: str) -> "AbstractContextManager[Measurer | None]":
+        """Return a measurer whose process starts now, while the model is read; none over a fleet, which has its own."""
+        return nullcontext() if self.fleet is not None else measurer_ahead(device, self._settings)
+
+    def known_of(self, models: Sequence[Model], device: str, limit: _Limit) -> list[Configuration]:
+        """Return what is known of regions that a limit leaves out, and warn of the others."""
+        known = [each for each in OfDatabase(self._stored).find(models, device) if each is not None]
+        if len(known) < len(models):
+            warnings.warn(
+                f"{len(models) - len(known)} of the regions are not tuned: the limit of {limit.seconds:g} s was "
+                "reached before their turn; the same call with a higher limit goes on with them",
+                TunedWarning,
+                stacklevel=stacklevel(),
+            )
+        return known
+
+    def spent_on(
+        self,
+        model: Model,
+        device: str,
+        teller: Teller,
+        place: str = "",
+        *,
+        seconds: float | None = None,
+        measurer: "Measurer | None" = None,
+    ) -> Configuration:
+        """Tune a model.
+
+        Args:
+            place: its own among several.
+            seconds: its limit, in place of that of all.
+            measurer: whose process may be begun; by default one of its own.
+        """
+        options = self.options
+        if seconds is not None:
+            options = replace(options, limits=replace(options.limits, seconds=seconds))
+        request, settings = Request(model, device, options=options), self._settings
         file = space_file(device, self.space)
-        stored = self.database if self.database is not None else settings.database_url
-        with open_database(stored) as opened, teller.telling(place or request.model.reference) as told:
+        with open_database(self._stored) as opened, teller.telling(place or request.model.reference) as told:
             if self.fleet is None:
-                found = tune_attended(request, opened, file, settings, watch=told.watch)
+                measuring = None if measurer is None else partial(measuring_with, measurer)
+                found = tune_attended(request, opened, file, settings, watch=told.watch, measuring=measuring)
             else:
                 from autotuner.fleet.tuning import tune_over
 

@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from math import inf
 from mmap import mmap
@@ -113,8 +114,13 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     torch.set_grad_enabled(False)
     load_modules(start["modules"])
     device = device_of(start["device_type"], start["device_index"])
-    timer = device.timer(policy_of(start["policy"]), parent_computes=start["parent_computes"])
-    bench = Bench(timer, device.held_bytes)
+
+    def bench_of(policy: Mapping[str, Any]) -> Bench:
+        timer = device.timer(policy_of(policy), parent_computes=start["parent_computes"])
+        return Bench(timer, device.held_bytes)
+
+    policy = start["policy"]
+    bench = bench_of(policy)
     gc.collect()
     gc.freeze()
 
@@ -137,6 +143,9 @@ def serve(connection: Connection, pulse: Pulse) -> None:
         locking = locked(start["lock"], alone=not is_build, waiting=waiting)
         with nullcontext() if is_build and device.compiles_beside else locking:
             begin(NOBODY, True)
+            if request.get("policy", policy) != policy:  # it was begun before the model was known
+                policy = request["policy"]
+                bench = bench_of(policy)
             if request["do"] == "race":
                 if (sentence := bench.contended(request["compilers"])) is not None:
                     send(connection, {"warning": sentence})

@@ -115,7 +115,10 @@ class CompilerPool:
     def rest(self) -> None:
         """End all processes for now: what waits, and what they were building, is built after the next `turn`."""
         under_way = [job[0] for job in self._busy.values() if job is not None]
-        for child in (*self._idle, *self._busy):
+        children = (*self._idle, *self._busy)
+        for child in children:  # all at once: a device takes its time to take back what each has of it
+            child.signal()
+        for child in children:
             child.kill()
         self._idle.clear()
         self._busy.clear()

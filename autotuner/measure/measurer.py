@@ -61,9 +61,8 @@ class Measurer:
     ) -> None:
         if not 0 < timeout_s < float("inf"):
             raise InputError(f"timeout_s is {timeout_s}; write a number of seconds above 0")
-        self._device = device_of(device_type, device_index)
-        policy = self._device.policy(threads, rotate_bytes)
-        self._environment = environment(device_type, threads, policy.facts(), device_index)
+        self._device, self._threads = device_of(device_type, device_index), threads
+        self.rotate(rotate_bytes)
         cache = Path(cache_dir).expanduser().resolve()
         cache.mkdir(parents=True, exist_ok=True)
         self._start: dict[str, Any] = {
@@ -71,7 +70,7 @@ class Measurer:
             "timeout_s": timeout_s,
             "cache_dir": str(cache / "inductor"),
             "modules": list(modules),
-            "policy": policy.facts(),
+            "policy": self._policy,
             "device_type": device_type,
             "device_index": device_index,
             "parent_computes": False,
@@ -94,6 +93,16 @@ class Measurer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def rotate(self, rotate_bytes: int | None) -> None:
+        """Take timings from now on through operand sets of so many bytes; processes that were begun go on with that.
+
+        Args:
+            rotate_bytes: as of this class.
+        """
+        device, policy = self._device, self._device.policy(self._threads, rotate_bytes).facts()
+        self._environment = environment(device.device_type, self._threads, policy, device.index)
+        self._policy = policy
 
     @property
     def environment(self) -> Environment:
@@ -133,10 +142,16 @@ class Measurer:
             if self._device.compiles_beside:
                 self._compilers.begin()
 
+    def begin_measuring(self) -> None:
+        """Start the process that measures alone, as `begin` starts all."""
+        with suppress(OSError, DiedError):
+            self._begin()
+
     def _begin(self) -> None:
         if self._child is None:
             self._is_started = False
-            self._child = Child({**self._start, "parent_computes": self._device.is_in_use}, self._waiting)
+            start = {**self._start, "policy": self._policy, "parent_computes": self._device.is_in_use}
+            self._child = Child(start, self._waiting)
 
     def hear(self, tell: Callable[[str], None]) -> None:
         """Have it told who holds the device, every second while that is waited for, and with "" when that is over."""
@@ -150,13 +165,12 @@ class Measurer:
         self._told(words)
 
     def close(self) -> None:
-        """End the measuring process and those that compile. The next request starts others."""
+        """Kill the measuring process and those that compile; none has work to save. The next request starts others."""
+        if self._child is not None:
+            self._child.signal()
         self._compilers.close()
         if self._child is not None:
-            if self._is_started:
-                self._child.stop()
-            else:
-                self._child.kill()
+            self._child.kill()
             self._child = None
 
     def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[Result]:
@@ -245,7 +259,7 @@ class Measurer:
         child = self._alive()
         answer = None
         try:
-            child.send(request)
+            child.send({**request, "policy": self._policy})
             answer = child.receive()
         except DiedError as error:
             raise MeasureError(f"the measuring process was lost: {error}") from None
@@ -263,7 +277,7 @@ class Measurer:
         over = False
         try:
             asked = {"calls": [call.to_json() for call in calls], "compilers": self._compilers.count + self._beside()}
-            child.send({"do": "race", **asked})
+            child.send({"do": "race", "policy": self._policy, **asked})
             while "done" not in (answer := child.receive(self._compilers)):
                 if "warning" in answer:
                     warnings.warn(answer["warning"], stacklevel=stacklevel())

@@ -135,18 +135,14 @@ class Child:
 
     def kill(self) -> None:
         """Kill the child and whatever it has started, at once."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.signal()
         self._process.wait()
         self.connection.close()
 
-    def stop(self) -> None:
-        """End a child that is idle: it leaves when its pipe closes; one that does not is killed."""
-        self.connection.close()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+    def signal(self) -> None:
+        """Have the child, and whatever it has started, killed; `kill` waits until it is gone."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def started(self) -> None:
         """Wait until the child has imported what it needs.

@@ -49,14 +49,21 @@ class Compilation:
                         break
         return left
 
-    def beside(self, calls: Iterable[Call]) -> None:
-        """Have calls compiled while others are timed, before those that wait for it already."""
+    def beside(self, calls: Iterable[Call]) -> set[str]:
+        """Have calls compiled while others are timed, before those that wait for it already.
+
+        Returns:
+            The keys of those that compile and are given up, as the time for that is over: no process starts then.
+        """
         calls = list(calls)
+        if self._state.is_over("compile_beside"):
+            return {c.key for c in calls if c.key not in self._begun and KERNELS[c.candidate.kernel].compiles}
         waiting = [call for call in calls if call.key in self._building]
         first = {call.key: call for call in (*waiting, *self._new(calls))}
         if first:
             self._building = {**first, **self._building}
             self._measurer.compile_beside(list(self._building.values()))
+        return set()
 
     def hear(self) -> None:
         """Take what was compiled beside timing since the last time."""

@@ -63,10 +63,8 @@ class RaceRunner:
             wait: until they are compiled; otherwise `ripe` waits for what is compiled beside timing.
         """
         unknown = [call for call in calls if call.key not in self.ledger.known]
-        if self.compilation.is_beside and not wait:
-            self.compilation.beside(unknown)
-        else:
-            self._leave_out(self.compilation.ahead(unknown))
+        compiled = self.compilation.beside if self.compilation.is_beside and not wait else self.compilation.ahead
+        self._leave_out(compiled(unknown))
 
     def ripe(self, races: Iterable[Sequence[Call]]) -> Iterator[Sequence[Call]]:
         """Yield what is to be measured of races as they are compiled, and empty races while all are still to be."""

@@ -126,7 +126,7 @@ def tune(
         known = replace(
             known, counts={**known.counts, "measured": state.measured, "reused": unsettled.counts["reused"]}
         )
-    if known.fresh:
+    if known.fresh and not state.is_over("confirm"):
         with suppress(OverError), state.within("confirm"):
             database.set_fact(environment.key, NOISE_FLOOR, measurer.noise_floor())
     state.tell(Progress("solve", 0, 0))

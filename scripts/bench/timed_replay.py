@@ -20,6 +20,7 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import Attributes, Call, Environment, Measurement
 from autotuner.kernels import KERNELS
+from autotuner.measure.process import POLL_S
 from autotuner.measure.roofline import Roofline
 from autotuner.solve.problem.formulate import formulate
 from autotuner.space import Cell, build_space, space_file, without_params
@@ -191,9 +192,9 @@ class TimedReplay(Replay):
             if not race:
                 self._clock.wait(WAIT_S)
                 continue
-            self._clock.wait(self._begins_at - self._clock())
+            self._spend(self._begins_at - self._clock())
             elements = sum(prod(tensor.extents) for tensor in race[0].subgraph.tensors)
-            self._clock.wait(SETUP_S + ELEMENT_S * elements)
+            self._spend(SETUP_S + ELEMENT_S * elements)
             for call in {call.key: call for call in race}.values():
                 is_random = any(
                     word in call.candidate.kernel for word in ("dropout", "bernoulli", "random", "threefry")
@@ -202,6 +203,13 @@ class TimedReplay(Replay):
                 checkpoint()
                 self.asked[call.key] = call
                 yield call, self._layer.measurement(call)
+
+    def _spend(self, seconds: float) -> None:
+        """Wait, and ask now and then whether that is to go on, as whoever waits for the measuring process does."""
+        ends_at = self._clock() + seconds
+        while (left_s := ends_at - self._clock()) > 0:
+            self._clock.wait(min(left_s, POLL_S))
+            checkpoint()
 
     def noise_floor(self) -> float:
         self._clock.wait(NOISE_S)

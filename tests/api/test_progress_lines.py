@@ -161,7 +161,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Settings, An
     """Have tunings answered at once, and return what each was asked."""
     asked: list[tuple[Request, Settings, Any]] = []
 
-    def answer(request: Request, _: Any, file: Any, settings: Settings, *, watch: Any) -> Configuration:
+    def answer(request: Request, _: Any, file: Any, settings: Settings, *, watch: Any, **__: Any) -> Configuration:
         asked.append((request, settings, file))
         watch(Progress("space", 0, 0))
         watch(Progress("measure", 1, 2, measured=1))

@@ -279,6 +279,48 @@ def test_compiling_processes_that_rest_are_ended_before_the_next_race(
         assert measurer.compilers == 0
 
 
+def test_a_process_that_is_begun_takes_timings_under_the_policy_that_is_known_later(
+    planted: str, add: MakeCall, tmp_path: Path
+) -> None:
+    """A call's operands take 1,536 bytes: they rotate through as many sets as make their sum exceed what is asked."""
+    with Measurer(timeout_s=30, cache_dir=tmp_path, modules=[planted], threads=1, rotate_bytes=0) as measurer:
+        measurer.begin_measuring()
+        begun = measurer.process_id
+        assert begun is not None
+        assert measurer.compilers == 0
+        first = measurer.environment
+        built = []
+        for rotate_bytes, name in ((0, "one"), (6_000, "four"), (0, "one again")):
+            measurer.rotate(rotate_bytes)
+            call = add("counted", mark=str(tmp_path / name))
+            assert [measured.status for _, measured in measurer.measure([[call]])] == ["ok"]
+            built.append(len((tmp_path / name).read_text()))
+        assert built == [1, 4, 1]
+        assert measurer.process_id == begun
+        assert measurer.environment == first
+        measurer.rotate(6_000)
+        assert dict(measurer.environment.policy)["rotate_bytes"] == 6_000
+        assert measurer.environment.key != first.key
+
+
+def test_processes_that_compile_are_all_told_to_end_before_the_first_is_waited_for() -> None:
+    told: list[str] = []
+
+    class Resting:
+        def signal(self) -> None:
+            told.append("signal")
+
+        def kill(self) -> None:
+            told.append("kill")
+
+    pool = compilers_module.CompilerPool({}, 3, lambda _waited_s, _words: None)
+    pool._idle += [Resting(), Resting()]  # type: ignore[list-item]
+    pool._busy[Resting()] = None  # type: ignore[index]
+    pool.close()
+    assert told == ["signal"] * 3 + ["kill"] * 3
+    assert pool.count == 0
+
+
 def test_a_process_that_cannot_be_begun_is_started_by_the_request(
     planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

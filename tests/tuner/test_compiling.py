@@ -1,6 +1,6 @@
 """Calls that are compiled while others are timed: each is timed once it is compiled, and the answer is the same."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -92,3 +92,43 @@ def test_what_was_given_up_is_compiled_when_it_is_asked_for_again(small: Model) 
     assert compilation.is_compiled([call])
     compilation.beside([call])
     assert not compilation.is_compiled([call])
+
+
+def test_nothing_begins_to_be_compiled_once_the_time_for_that_is_over(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(state_module, "monotonic", lambda: now[0])
+
+    class Late(Beside):
+        begun = 0
+
+        def compile_beside(self, calls: Sequence[Call]) -> None:
+            self.begun += bool(calls)
+            super().compile_beside(calls)
+
+        def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+            for found in super().measure(races):
+                now[0] = 81.0  # the first calls of all took long
+                yield found
+
+    measurer = Late(times(space_of(small).calls))
+    found = tune(small, CPU, database, measurer, limits=Limits(seconds=100.0))
+    assert measurer.begun == 0
+    assert set(measurer.asked) == set(space_of(small).calls) - compiling(small)
+    assert found.counts["unknown"] == len(compiling(small))
+
+
+def test_the_noise_floor_is_not_measured_behind_the_limit(small: Model, database: Database) -> None:
+    class Quiet(Beside):
+        asked_for_noise = 0
+
+        def noise_floor(self) -> float:
+            self.asked_for_noise += 1
+            return super().noise_floor()
+
+    measurer = Quiet(times(space_of(small).calls))
+    assert tune(small, CPU, database, measurer, limits=Limits(seconds=1e-9)).certificate.noise_floor is None
+    assert measurer.asked_for_noise == 0
+    tune(small, CPU, database, measurer)
+    assert measurer.asked_for_noise == 1

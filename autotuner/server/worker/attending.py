@@ -3,8 +3,8 @@
 import os
 import socket
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -12,7 +12,7 @@ from time import monotonic
 from uuid import uuid4
 
 from autotuner import tuner
-from autotuner.checkpoint import OverError, until, watched
+from autotuner.checkpoint import OverError, checkpoint, until, watched
 from autotuner.database import Database, Job, JobState, exit_in_hand
 from autotuner.errors import (
     DatabaseError,
@@ -290,6 +290,7 @@ def _timed(run: _Run, tuned: Tuned, samples: int, timing: Timing, spent_s: Calla
 
     try:
         with until(lambda: spent_s() - waited_s > run.limit_s):
+            checkpoint()  # a process is not even started where the limit was reached before
             found = timing(found, samples, waiting)
     except OverError:
         warnings.warn(
@@ -309,6 +310,28 @@ def _measurer(request: Request, settings: Settings) -> Measurer:
         cache_dir=settings.cache_dir,
         rotate_bytes=rotate_bytes(training_graph(request.model.graph()), request.device_type),
     )
+
+
+def measurer_ahead(device_type: str, settings: Settings) -> Measurer:
+    """Return a measurer whose process starts now, before there is a request; `measuring_with` takes it for one."""
+    found = Measurer(
+        threads=settings.threads, timeout_s=settings.timeout_s, device_type=device_type, cache_dir=settings.cache_dir
+    )
+    found.begin_measuring()
+    return found
+
+
+@contextmanager
+def measuring_with(measurer: Measurer, request: Request) -> Iterator[Measurer]:
+    """Yield a measurer as a request needs it, whether its process is begun or not; its processes end behind it.
+
+    What it counts as waited for is of this request alone.
+    """
+    with measurer:
+        measurer.waited_s = 0.0
+        check_memory(request)
+        measurer.rotate(rotate_bytes(training_graph(request.model.graph()), request.device_type))
+        yield measurer
 
 
 def check_memory(request: Request) -> None:

@@ -31,9 +31,12 @@ class Patched(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        from tests.docs.recorded_times import NoneAhead, recorded, untimed
+        from tests.docs.recorded_times import NoneAhead, NotBegun, recorded, recorded_with, untimed
 
-        places = {"_measurer": recorded, "_timed_apart": untimed, "StartedAhead": NoneAhead}
+        places = {
+            "_measurer": recorded, "_timed_apart": untimed, "StartedAhead": NoneAhead, "measurer_ahead": NotBegun,
+            "measuring_with": recorded_with,
+        }  # fmt: skip
         assert places.keys() <= vars(module).keys(), "what measures has another name now"
         vars(module).update(places)
         if UNEXPLAINED in os.environ:

@@ -137,6 +137,14 @@ def test_a_job_ends_with_a_plan_at_its_limit_in_whatever_stage_it_is(
     assert time.monotonic() - began < PATIENCE_S
 
 
+def test_what_times_end_to_end_is_not_started_behind_the_limit(
+    small: Model, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attending, "time_apart", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.warns(UserWarning, match="not timed end to end: the limit of 1e-09 s was reached"):
+        assert run_taken(submitted(database, small, limits=Limits(seconds=1e-9)), database) is not None
+
+
 def test_a_space_has_a_limit_of_its_own(small: Model, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(*_: object, **__: object) -> None:
         began = time.monotonic()
