@@ -21,6 +21,7 @@ from scripts.bench.tunings import (
     regrets,
     timings_of,
     tuned_apart,
+    tuned_within,
     tunings,
 )
 from tests.made_up import HERE
@@ -59,6 +60,18 @@ def test_a_tuning_that_fails_costs_the_others_nothing(tmp_path: Path) -> None:
     assert first == third == run(100.0)
     assert second["failure"] == "it broke"
     assert max(limits) <= 30.0
+
+
+def test_a_single_tuning_has_all_the_time_that_is_left(tmp_path: Path) -> None:
+    limits: list[float] = []
+
+    def tune(_: Path, limit_s: float) -> Run:
+        limits.append(limit_s)
+        return run(100.0)
+
+    assert tuned_within(tmp_path / "1", tune, 60.0) == run(100.0)
+    assert "failure" in tuned_within(tmp_path / "2", tune, -1.0)
+    assert limits == [60.0]
 
 
 def test_what_ends_badly_or_late_is_a_failure_with_its_last_words(tmp_path: Path) -> None:

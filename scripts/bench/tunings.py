@@ -84,19 +84,20 @@ def tuned_apart(command: Sequence[str], stem: Path, limit_s: float, *, begins_em
 def tunings(stems: Sequence[Path], tune_one: Callable[[Path, float], Run], limit_s: float) -> list[Run]:
     """Tune several times; a tuning that fails, or takes more than half of the limit, costs the others nothing else."""
     ends_at = time.monotonic() + limit_s
-    runs: list[Run] = []
-    for stem in stems:
-        began = time.monotonic()
-        left_s = min(limit_s / 2, ends_at - began)
-        try:
-            if left_s <= 0:
-                raise TuningError("not begun: the time is over")
-            run = tune_one(stem, left_s)
-        except TuningError as error:
-            run = {"failure": str(error), "seconds": time.monotonic() - began}
-        runs.append(run)
-        print(json.dumps(run), flush=True)
-    return runs
+    return [tuned_within(stem, tune_one, min(limit_s / 2, ends_at - time.monotonic())) for stem in stems]
+
+
+def tuned_within(stem: Path, tune_one: Callable[[Path, float], Run], limit_s: float) -> Run:
+    """Tune once within a limit, print the figures and return them; those of a failure say why."""
+    began = time.monotonic()
+    try:
+        if limit_s <= 0:
+            raise TuningError("not begun: the time is over")
+        run = tune_one(stem, limit_s)
+    except TuningError as error:
+        run = {"failure": str(error), "seconds": time.monotonic() - began}
+    print(json.dumps(run), flush=True)
+    return run
 
 
 def copied(source: Path, target: Path) -> None:
