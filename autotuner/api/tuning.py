@@ -15,6 +15,7 @@ from autotuner.api.layers import as_model
 from autotuner.api.telling import Teller, show
 from autotuner.database import open_database
 from autotuner.errors import InputError, TunedWarning, stacklevel
+from autotuner.ir.formats import checked_numerics
 from autotuner.ir.models import Model
 from autotuner.ir.records import Scalar
 from autotuner.measure.devices import environment
@@ -249,7 +250,8 @@ class Effort:
 
     def known_of(self, models: Sequence[Model], device: str, limit: _Limit) -> list[Configuration]:
         """Return what is known of regions that a limit leaves out, and warn of the others."""
-        known = [each for each in OfDatabase(self._stored).find(models, device) if each is not None]
+        stored = OfDatabase(self._stored, checked_numerics(self.options.numerics))
+        known = [each for each in stored.find(models, device) if each is not None]
         if len(known) < len(models):
             warnings.warn(
                 f"{len(models) - len(known)} of the regions are not tuned: the limit of {limit.seconds:g} s was "
