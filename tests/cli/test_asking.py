@@ -243,7 +243,7 @@ def test_where_no_configuration_is_known_the_exit_code_is_2(run: Run, service: P
         (["submit", "bert-encoder:tiny", "--extent", "l"], "--extent 'l': write name=value"),
         (["submit", "bert-encoder:tiny", "--gap", "-1"], "gap is -1.0: "),
         (["submit", "bert-encoder:tiny", "--budget", "much"], "--budget 'much': write a number of bytes"),
-        (["submit", "bert-encoder:tiny", "--numerics", "int8"], "numerics is 'int8': write exact or 8-bit"),
+        (["submit", "bert-encoder:tiny", "--numerics", "int8"], "numerics is 'int8': write exact, 8-bit or fp8"),
         (["submit", "bert-encoder:tiny", "--server", "service"], "'service' is no URL of a service: write http://"),
         (["jobs", "--state", "idle"], "--state 'idle': write one of queued, running, finished"),
         (["jobs", "three"], "Invalid value for 'job_id'"),

@@ -204,7 +204,7 @@ def test_another_request_has_another_key(small: Model) -> None:
     others = [request_key(Request(small), fewer), request_key(Request(wider), CPU)]
     others += [request_key(Request(small, options=TuneOptions(numerics="8-bit")), CPU)]
     assert len({key, *others, request_key(Request(small, options=TuneOptions(budget_bytes=1000)), CPU)}) == 5
-    with pytest.raises(InputError, match="numerics is '4-bit': write exact or 8-bit"):
+    with pytest.raises(InputError, match="numerics is '4-bit': write exact, 8-bit or fp8"):
         Request(small, options=TuneOptions(numerics="4-bit"))
 
 
