@@ -1,7 +1,7 @@
 """Building of a search space: every choice and conversion of a graph that a search space file admits."""
 
 import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
-from autotuner.ir.formats import Numerics
+from autotuner.ir.formats import Numerics, allowed_classes
 from autotuner.ir.graph import Graph
 from autotuner.kernels import KERNELS
 from autotuner.space.choices import Space
@@ -21,14 +21,18 @@ def build_space(
         file: which kernels and conversions to try.
         saving: whether to try what costs time and saves memory, too: tensors that change their storage format, such as
             dropout masks packed into bits, and formats for that alone, such as seeds.
-        numerics: the class of storage formats that is allowed: those of others than "exact" save memory alone.
+        numerics: the class of storage formats and kernels that is allowed.
         vendor: of the device: kernels that do not run on such devices are left out; None for all kernels.
 
     Raises:
         SpaceError: the space is too large.
     """
     size = Size(graph.name)
-    kernels = tuple(name for name in file.kernels if vendor is None or not KERNELS[name].refuses_vendor(vendor))
+    allowed = allowed_classes(numerics)
+    kernels = tuple(
+        name for name in file.kernels
+        if KERNELS[name].needs in allowed and (vendor is None or not KERNELS[name].refuses_vendor(vendor))
+    )  # fmt: skip
     found = size.covers(covers(graph, kernels, file.max_operators, repeats=file.repeats))
     families = stack_families(graph)
     given = given_forms(graph)

@@ -128,13 +128,10 @@ class Enumeration:
                     yield from self._with_params(cover, kernel, entry, subgraph, forms)
 
     def _is_allowed(self, kernel: Kernel, cover: Cover) -> bool:
-        """Tell whether the numerics that are asked for allow a kernel here: one that rounds its operands, for products
-        with weights alone. Gradients of weights, which are summed over many steps, stay as they are."""
+        """Tell whether a kernel is allowed here: one that rounds its operands, for products with weights alone.
+        Gradients of weights, which are summed over many steps, stay as they are."""
         products = (self.named[name] for name in cover.operators if self.named[name].kind == "contraction")
-        return kernel.needs == "exact" or (
-            kernel.needs == self._numerics
-            and all(any(map(self.graph.is_weight, product.inputs)) for product in products)
-        )
+        return kernel.needs == "exact" or all(any(map(self.graph.is_weight, each.inputs)) for each in products)
 
     def _rows(self, kernel: Kernel, entry: KernelEntry, subgraph: Subgraph) -> list[tuple[str, ...]]:
         key = (kernel.name, subgraph.signature)
