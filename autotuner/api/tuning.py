@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 PART_S = 30.0
-"""The least part of a limit that a region has, as long as so much is left: on recorded times of an H200, the plan of a
-layer after 30 s is half again as slow as the best, and that after 60 s 2 % slower."""
+"""The least part of a limit that a region has, as long as so much is left: less leaves no time to search. On recorded
+times of an H200, the plan of a layer after 60 s is 2 to 6 % slower than the best (`scripts/bench_limits`)."""
 LEAST_S = 1.0
 """The least limit of the first region, which is tuned however long reading took."""
 

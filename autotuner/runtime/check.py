@@ -215,15 +215,14 @@ class CheckedStep:
     def _class_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
         """Return what products in 8-bit floats allow, or saving activations in 8 bits of gradients; nothing where the
         plan has neither."""
-        numerics: Numerics = "fp8" if self.configuration.rounded else "8-bit"
-        if not (self.configuration.rounded or self.configuration.narrow):
+        none = Deviation(0.0, 0.0)
+        if self.configuration.rounded:
+            allowed = Deviation(FP8_TOLERANCE, FP8_TOLERANCE)
+            return {name: OwnBound(found, none, allowed, "fp8") for name, found in beyond.items()}
+        if not self.configuration.narrow:
             return {}
-        exact = () if self.configuration.rounded else self.configuration.model.graph().outputs
-        most = FP8_TOLERANCE if self.configuration.rounded else NARROW_TOLERANCE
-        none, allowed = Deviation(0.0, 0.0), Deviation(most, most)
-        return {
-            name: OwnBound(found, none, allowed, numerics) for name, found in beyond.items() if name not in exact
-        }  # fmt: skip
+        made, allowed = self.configuration.model.graph().outputs, Deviation(NARROW_TOLERANCE, NARROW_TOLERANCE)
+        return {name: OwnBound(found, none, allowed, "8-bit") for name, found in beyond.items() if name not in made}
 
     def _own_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
         """Return what the framework's own errors allow, from as many of its steps as are needed, or some."""

@@ -11,7 +11,8 @@ from triton.compiler import ASTSource
 from autotuner.ir.formats import Numerics
 from autotuner.ir.records import Call, Candidate, Node, Subgraph, TensorType
 from autotuner.kernels import KERNELS
-from autotuner.kernels.torch.fp8 import LARGEST, SMALLEST, rounded, scaled
+from autotuner.kernels.torch.formats import SMALLEST
+from autotuner.kernels.torch.fp8 import LARGEST, rounded, scaled
 from autotuner.kernels.triton.fp8 import TILE
 from autotuner.kernels.triton.fp8_programs import across_rows, along_rows, largest_across
 from autotuner.measure.tolerance import allowed

@@ -17,7 +17,8 @@ from autotuner.kernels.torch.masks import drawn_keeps, part_length
 
 SEED_DIGITS = 15
 SMALLEST = 2.0**-96
-"""The largest element of a group, below which all of it is stored as zeros: 1 over its scale may be no float32."""
+"""The largest element of what shares a scale, below which all of it is stored as zeros: 1 over the scale may be no
+float32."""
 
 
 def encoded(values: Tensor, form: Form, tensor: TensorType, p: float | None = None, seed: int = 0) -> Tensor:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.errors import KernelError
 from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.geometry import letter_groups, operand_letters
 from autotuner.kernels.registry import load
 from autotuner.kernels.rules.stacked import STACK_LETTER, stacked_node, stacked_operands
 from autotuner.kernels.torch import contraction, stacked
+from autotuner.kernels.torch.formats import SMALLEST
 
 Run = Callable[[], Any]
 
@@ -26,8 +26,6 @@ PROGRAMS = "autotuner.kernels.triton.fp8:round_rows"
 """Loaded where it runs: Triton is not on each machine that has a CPU alone."""
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
-SMALLEST = 2.0**-100
-"""A row whose largest element is smaller is one of zeros."""
 
 
 def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -47,15 +45,9 @@ def stacked_matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tenso
 
 
 def _product(a: Tensor, b: Tensor, c: Tensor, term: Tensor | None = None) -> Run:
-    """Return c = a b, with a vector that is added along the contiguous axis of c, seen as a matrix like it.
-
-    Raises:
-        KernelError: what is added runs otherwise.
-    """
+    """Return c = a b, with a vector that is added along the contiguous axis of c, seen as a matrix like it."""
     if c.stride(1) != 1:
         a, b, c, term = b.t(), a.t(), c.t(), None if term is None else term.t()
-    if term is not None and (term.stride(0) != 0 or term.stride(1) != 1):
-        raise KernelError("a bias is added along the contiguous axis of a product, and this one runs otherwise")
     vector = None if term is None else term[0]
     multiply = torch.ops.aten._scaled_mm.out
     columns = b.t()

@@ -4,7 +4,8 @@ import torch
 import triton
 from torch import Tensor
 
-from autotuner.kernels.torch.fp8 import FP8, LARGEST, SMALLEST
+from autotuner.kernels.torch.formats import SMALLEST
+from autotuner.kernels.torch.fp8 import FP8, LARGEST
 from autotuner.kernels.triton.fp8_programs import across_rows, along_rows, largest_across
 
 BLOCK_MAX = 4096
