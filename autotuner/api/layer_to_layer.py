@@ -22,9 +22,11 @@ from autotuner.plan.phrases import binary
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.layer_lists import repeated_layers
+from autotuner.runtime.layer_to_layer.micro_batches import MicroBatches
 from autotuner.runtime.layer_to_layer.replaced_forward import ReplacedForward
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.optimizer_parts import refusal_of_parts
+from autotuner.runtime.padding.rules import shifts_labels
 from autotuner.runtime.processes import are_several
 from autotuner.settings import TuneKeywords, TuneOptions, parsed_bytes
 
@@ -51,6 +53,7 @@ def layer_to_layer(
     optimizer_in_backward: bool = False,
     stash: Literal["device", "host"] = "device",
     memory_budget: int | str | None = None,
+    micro_batch: int | Literal["auto"] | None = None,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
     configurations: Given | None = None,
@@ -92,6 +95,10 @@ def layer_to_layer(
         memory_budget: what a step may need on the device, in bytes or as in "16GiB": everything that torch has
             allocated there. The first step of a shape keeps the inputs of layers on the host, and is measured; then
             they are kept on the device where there is room. In place of `stash`.
+        micro_batch: rows of a micro-batch, into which `step(batch)` takes a batch apart along the first axis of its
+            tensors; "auto" for what is fastest, by three steps of each size that is tried, each of which trains. Its
+            loss is the mean over all labels that count, or over all rows where the batch has no `labels`. By default,
+            what a step is given are the micro-batches.
         database: as in `optimize`; so are server, configurations, threads, space, watch, fleet and tuning. Layers of
             which configurations are known run tuned.
         compiler: of what is not tuned in the layers: "inductor", "aot_eager" or "eager"; None for layers that are not
@@ -133,6 +140,10 @@ def layer_to_layer(
         )
     if stash not in ("device", "host"):
         raise InputError(f"stash={stash!r}: give 'device' or 'host'")
+    if micro_batch not in (None, "auto") and (
+        not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1
+    ):
+        raise InputError(f"micro_batch={micro_batch!r}: give a number of rows, 'auto', or None for batches as given")
     if max_norm is not None and clipping == "global" and optimizer_in_backward:
         raise InputError(
             f"max_norm={max_norm:g} needs the norm of all gradients before the first update, and optimizer_in_backward "
@@ -151,6 +162,8 @@ def layer_to_layer(
     options = None if compiler is None else chosen(database, server, configurations, compiler, numerics)
     found = repeated_layers(model)
     runs_on = _device(model, device)
+    if micro_batch == "auto" and budget_bytes is None:
+        budget_bytes = device_runtime(runs_on).room_bytes()
     _check_host_memory(found, optimizer, link_dtype, optimizer_in_backward)
     link = device_runtime(runs_on).link()
     layers = [HostLayer(name, module, link, link_dtype) for name, module in found.items()]
@@ -161,6 +174,7 @@ def layer_to_layer(
         model, optimizer, objective, layers, device=runs_on,
         link=link, max_norm=max_norm, in_backward=optimizer_in_backward, norm_per_layer=clipping == "layer",
         stash_on_host=stash == "host", budget_bytes=budget_bytes,
+        micro_batches=None if micro_batch is None else MicroBatches(micro_batch, shifts_labels(model)),
     )  # fmt: skip
     if example_inputs is not None:
         with needed_for("tuning"):

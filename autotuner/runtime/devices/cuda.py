@@ -219,6 +219,11 @@ class CudaRuntime:
     def link(self) -> "CudaLink":
         return CudaLink(self.device)
 
+    def room_bytes(self) -> int:
+        free_bytes, all_bytes = torch.cuda.mem_get_info(self.index)
+        share = torch.cuda.get_per_process_memory_fraction(self.index)
+        return min(free_bytes + torch.cuda.memory_reserved(self.index), int(share * all_bytes))
+
     def meter(self) -> "CudaMeter":
         return CudaMeter(self.index)
 

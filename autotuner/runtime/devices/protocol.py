@@ -155,6 +155,9 @@ class DeviceRuntime(Protocol):
     def link(self) -> HostLink:
         """Return a link between the host and this device."""
 
+    def room_bytes(self) -> int | None:
+        """Return the bytes of the device that torch has or could have; None where it has no memory of its own."""
+
     def meter(self) -> MemoryMeter:
         """Begin to count what is allocated: in all, or on the CPU what comes from now on.
 

@@ -57,7 +57,7 @@ class LayerPass:
             waits for calls.
         order: the layers that have run.
         calls: of each of them, a call for each micro-batch.
-        losses: of the micro-batches, divided by their number.
+        losses: of the micro-batches, divided so that they add up to that of the step.
     """
 
     def __init__(
@@ -92,11 +92,15 @@ class LayerPass:
         """True in the thread of a micro-batch."""
         return self._lockstep is not None and self._lockstep.current is not None
 
-    def run_forward(self, loss: Loss, batches: Sequence[Any], backward: bool = True) -> None:
+    def run_forward(
+        self, loss: Loss, batches: Sequence[Any], divisors: Sequence[float] = (1.0,), *, backward: bool = True
+    ) -> None:
         """Run forward of all micro-batches, and backward of what is behind their layers.
 
         Args:
             loss: of a batch, on the device.
+            batches: the micro-batches.
+            divisors: of their losses.
             backward: whether that backward runs.
 
         Raises:
@@ -105,8 +109,8 @@ class LayerPass:
         count = len(batches)
         self._asked, self._pending = [None] * count, [{} for _ in batches]
         self._calls, self._found = [lambda: None] * count, [None] * count
-        functions = [partial(self._micro_batch, loss, number, batch, count, backward)
-                     for number, batch in enumerate(batches)]  # fmt: skip
+        functions = [partial(self._micro_batch, loss, number, batch, divisor, backward)
+                     for number, (batch, divisor) in enumerate(zip(batches, divisors, strict=True))]  # fmt: skip
         autocast, stream = AutocastState.now(self._runtime.device.type), self._runtime.current()
         modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]  # type: ignore[no-untyped-call]
 
@@ -150,15 +154,15 @@ class LayerPass:
         self.calls.append([])
         return layer
 
-    def _micro_batch(self, loss: Loss, number: int, batch: Any, count: int, backward: bool) -> None:
+    def _micro_batch(self, loss: Loss, number: int, batch: Any, divisor: float, backward: bool) -> None:
         """Run forward of a micro-batch, and backward of what is behind its layers."""
         device = self._runtime.device
         found = loss(moved_to(batch, device))
         if not isinstance(found, Tensor) or found.numel() != 1:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise InputError(f"the loss is {shape}: return a tensor of one element")
-        if count > 1:
-            found = found / count
+        if divisor != 1:
+            found = found / divisor
         self.losses.append(found.detach())
         self._asked[number] = None
         if self.calls:

@@ -17,16 +17,23 @@ class LayeredNeeds:
         budget_bytes: what they may need.
         least_bytes: the most that was allocated, or held by the allocator, with the inputs of layers on the host.
         inputs_bytes: of these inputs.
+        before_bytes: that were allocated before the step, and are there at any time of it.
     """
 
     budget_bytes: int
     least_bytes: int
     inputs_bytes: int
+    before_bytes: int = 0
 
     @property
     def has_room(self) -> bool:
         """True where the inputs fit on the device, too."""
         return self.least_bytes + self.inputs_bytes <= self.budget_bytes * (1 - SPARE)
+
+    def leaves_room_for(self, times: float) -> bool:
+        """Say whether micro-batches that are so many times as large fit, whatever of the step grows with them."""
+        grown = self.before_bytes + times * (self.least_bytes - self.before_bytes)
+        return grown <= self.budget_bytes * (1 - SPARE)
 
     def __str__(self) -> str:
         where = "the device" if self.has_room else "the host"
@@ -43,29 +50,32 @@ class StashChoice:
 
     Args:
         budget_bytes: that a step may need on the device.
+        stays: whether they are kept on the host in any case.
 
     Attributes:
         needs: of each shape that was measured.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
+    def __init__(self, budget_bytes: int, stays: bool = False) -> None:
+        self._budget_bytes, self._stays = budget_bytes, stays
         self.needs: dict[Hashable, LayeredNeeds] = {}
 
     def is_on_host(self, shape: Hashable) -> bool:
-        return shape not in self.needs or not self.needs[shape].has_room
+        return self._stays or shape not in self.needs or not self.needs[shape].has_room
 
     def note(self, shape: Hashable, meter: MemoryMeter, inputs_bytes: int, parts: str) -> None:
         """Note what the first step of a shape needed.
 
         Args:
+            meter: which has ended a lap before the step.
             parts: of what it needed, in words.
 
         Raises:
             BudgetError: more than the budget.
         """
         laps, reserved_bytes = meter.stop()
-        found = LayeredNeeds(self._budget_bytes, max(*laps, reserved_bytes + meter.others_bytes), inputs_bytes)
+        least = max(*laps, reserved_bytes + meter.others_bytes)
+        found = LayeredNeeds(self._budget_bytes, least, inputs_bytes, laps[0])
         self.needs[shape] = found
         if found.least_bytes > self._budget_bytes:
             raise BudgetError(

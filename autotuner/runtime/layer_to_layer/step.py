@@ -26,6 +26,7 @@ from autotuner.runtime.layer_to_layer.comparison import tensors_of
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.host_updates import Arrived, HostUpdates
 from autotuner.runtime.layer_to_layer.layer_pass import LayerPass, Sums
+from autotuner.runtime.layer_to_layer.micro_batches import MicroBatches, Part, SizeChoice
 from autotuner.runtime.layer_to_layer.replaced_forward import ReplacedForward
 from autotuner.runtime.layer_to_layer.slots import Slots
 from autotuner.runtime.layer_to_layer.stash import HostStash
@@ -59,6 +60,7 @@ class LayerToLayerStep:
         norm_per_layer: bool = False,
         stash_on_host: bool = False,
         budget_bytes: int | None = None,
+        micro_batches: MicroBatches | None = None,
     ) -> None:
         """Take over the layers; their modules' forward goes through this step from now on.
 
@@ -73,7 +75,9 @@ class LayerToLayerStep:
             in_backward: update a layer as soon as its gradients are there, and not after all are known to be finite.
             norm_per_layer: have `max_norm` be for the gradients of each layer, and of what is in none.
             stash_on_host: keep the inputs of layers on the host between forward and backward.
-            budget_bytes: that a step may need on the device; then they are kept there where that leaves room.
+            budget_bytes: that a step may need on the device; then they are kept there where that leaves room, unless
+                they are to be on the host.
+            micro_batches: takes batches apart; by default, they are the micro-batches.
 
         Raises:
             InputError: a budget, and a device whose memory cannot be counted.
@@ -84,7 +88,8 @@ class LayerToLayerStep:
         self._max_norm, self._in_backward, self._per_layer = max_norm, in_backward, norm_per_layer
         self._slots = Slots(self._layers, device, link)
         self._updates = HostUpdates(optimizer, self._layers, link, keeps_all=not in_backward)
-        self._choice = None if budget_bytes is None else StashChoice(budget_bytes)
+        self._choice = None if budget_bytes is None else StashChoice(budget_bytes, stays=stash_on_host)
+        self._micro_batches = micro_batches
         if budget_bytes is not None and not self._runtime.has_own_memory:
             raise InputError(f"memory_budget is for a device with memory of its own, and this one is {device}")
         self._stash = HostStash(device, link) if stash_on_host or budget_bytes is not None else None
@@ -135,6 +140,11 @@ class LayerToLayerStep:
         return [] if self._choice is None else list(self._choice.needs.values())
 
     @property
+    def sizes(self) -> list[SizeChoice]:
+        """Rows of micro-batches that were tried, and the fastest, of `micro_batch="auto"`: for each shape of batches."""
+        return [] if self._micro_batches is None else list(self._micro_batches.choices.values())
+
+    @property
     def stash_bytes(self) -> int:
         """Bytes of inputs of layers that were on the host at the end of the last forward."""
         return 0 if self._stash is None else self._stash.bytes
@@ -148,6 +158,7 @@ class LayerToLayerStep:
             f"{binary(self.slot_bytes)} on {self._device} for the weights of two"
         )
         needs = "" if self._choice is None else "".join(f"; {each}" for each in self._choice.needs.values())
+        needs += "".join(f"; {each}" for each in self.sizes)
         return said + needs if self.times is None else f"{said}{needs}; {self.times}"
 
     def trains(self, model: nn.Module) -> bool:
@@ -163,7 +174,8 @@ class LayerToLayerStep:
 
         Args:
             batches: one batch, or several micro-batches: then the loss is the mean of theirs, and gradients are those
-                of the mean. Tensors are moved to the device.
+                of the mean. Tensors are moved to the device. Where the step takes batches apart, the loss of one is the
+                mean over its labels that count, or over its rows where it has no `labels`.
 
         Raises:
             InputError: no batch; a loss that has not one element; a layer that cannot run this way.
@@ -174,13 +186,17 @@ class LayerToLayerStep:
             raise InputError("a training step needs a batch: step(batch), or step(first, second) for micro-batches")
         arrived: list[Arrived] = []
         norms: dict[int, Tensor] = {}
+        parts, size = self._parts(batches)
+        batches, divisors = tuple(each.batch for each in parts), [each.divisor for each in parts]
         shape = None if self._choice is None else self._shape(batches)
         is_measured = self._choice is not None and shape not in self._choice.needs
         meter = self._runtime.meter() if is_measured else None
-        began, busy_s = perf_counter(), self._updates.busy_s
+        if meter is not None:
+            meter.lap()
+        began, busy_s, skipped = perf_counter(), self._updates.busy_s, self.skipped
         is_watched = len(batches) > 1 and not self._has_watched
         with self._passing(self._choice is None or self._choice.is_on_host(shape), is_watched) as run:
-            run.run_forward(self.loss, batches)
+            run.run_forward(self.loss, batches, divisors)
             self._check_some_ran(run)
             for layer in self._layers:
                 layer.check_gradients()
@@ -194,6 +210,8 @@ class LayerToLayerStep:
         if self._choice is not None and meter is not None:
             slots = f"{binary(self.slot_bytes)} for the weights of two layers"
             self._choice.note(shape, meter, self.stash_bytes, slots)
+        if size is not None and self.times is not None and self.skipped == skipped:
+            size.note(self.times, partial(self._has_room, shape))
         total = run.losses[0]
         for loss in run.losses[1:]:
             total = total + loss
@@ -215,6 +233,16 @@ class LayerToLayerStep:
             run.run_forward(self.loss, [batch], backward=False)
             self._check_some_ran(run)
             yield calls()
+
+    def _parts(self, batches: Sequence[Any]) -> tuple[list[Part], SizeChoice | None]:
+        """Return the micro-batches of what the step is given, and the choice that their size is of, if it is one."""
+        if self._micro_batches is not None:
+            return self._micro_batches.parts(batches)
+        return [Part(each, len(batches)) for each in batches], None
+
+    def _has_room(self, shape: Hashable, size: int, other: int) -> bool:
+        """Say whether micro-batches of another size fit, by what those of this size and shape needed."""
+        return self._choice is None or self._choice.needs[shape].leaves_room_for(other / size)
 
     def _shape(self, batches: Sequence[Any]) -> Hashable:
         """Return what batches have in common that need the same memory."""

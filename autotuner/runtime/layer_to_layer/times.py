@@ -62,6 +62,12 @@ class LayerTimes:
         return max(total, key=lambda each: total[each])
 
     @property
+    def is_computing(self) -> bool:
+        """True where the layers are what takes longest in forward or backward, so that faster ones save time."""
+        computing = (self.forward, self.backward)
+        return any(own >= max(part.values()) for own, part in zip(computing, self.parts, strict=False))
+
+    @property
     def enough(self) -> int:
         """Micro-batches of this size from which on the layers compute for as long as what runs beside them takes."""
         rounds = [

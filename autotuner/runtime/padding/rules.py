@@ -61,6 +61,12 @@ def leaves_out_ignored(model: nn.Module) -> bool:
     return hasattr(_original(model), "loss_function") and config_of(model) is not None
 
 
+def shifts_labels(model: nn.Module) -> bool:
+    """Say whether a model's own loss leaves out each row's first label: it is one that predicts the next token."""
+    named = getattr(getattr(_original(model), "loss_function", None), "__name__", "")
+    return named == "ForCausalLMLoss" and not getattr(config_of(model), "is_encoder_decoder", False)
+
+
 def _original(model: nn.Module) -> Any:
     """Return the module that torch.compile has wrapped, or the model itself."""
     return getattr(model, "_orig_mod", model)
