@@ -141,7 +141,7 @@ class LayerToLayerStep:
 
     @property
     def sizes(self) -> list[SizeChoice]:
-        """Rows of micro-batches that were tried, and the fastest, of `micro_batch="auto"`: for each shape of batches."""
+        """Rows of micro-batches that were tried, and the fastest, of `micro_batch="auto"`, by shape of batches."""
         return [] if self._micro_batches is None else list(self._micro_batches.choices.values())
 
     @property
