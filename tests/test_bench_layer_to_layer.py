@@ -51,8 +51,8 @@ def test_the_page_says_what_was_copied_and_which_micro_batches_were_found(bench:
     lines = bench.page({"device": "a device", "torch": "2.11", "length": 1024}, [found]).splitlines()
     assert "## 7b, 12 layers, 4,096 tokens a step, 16GiB, micro-batches of 2, as found by the step" in lines
     assert lines[-1] == (
-        "layer to layer: the profiler counts 0.00 GB to the device and 0.00 GB back, 6.00 bytes for each of 1.0 million "
-        "parameters of layers; beside 92% of the copies' time, kernels ran. Bound by computing."
+        "layer to layer: the profiler counts 0.00 GB to the device and 0.00 GB back, 6.00 bytes for each of 1.0 "
+        "million parameters of layers; beside 92% of the copies' time, kernels ran. Bound by computing."
     )
 
 
