@@ -23,7 +23,7 @@ from autotuner.runtime.layer_to_layer.micro_batches import MicroBatches, SizeCho
 from autotuner.runtime.layer_to_layer.stash_choice import LayeredNeeds
 from autotuner.runtime.layer_to_layer.times import LayerTimes
 from autotuner.runtime.padding.rules import shifts_labels
-from tests.runtime.test_layer_to_layer import Net, ScriptedMeter, adamw, loss_of, times
+from tests.runtime.test_layer_to_layer import Net, ScriptedMeter, adamw, loss_of, plain_step, times
 
 SMALL: dict[str, int] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 
@@ -227,11 +227,8 @@ def test_steps_find_their_size() -> None:
     own = adamw(model)
     for number in range(14):
         given = rows(12, number)
-        whole = loss_of(model, given)
-        whole.backward()
-        own.step()
-        own.zero_grad()
-        torch.testing.assert_close(step(given), whole.detach(), rtol=1e-9, atol=1e-12)
+        whole = plain_step(model, own, given)
+        torch.testing.assert_close(step(given), whole, rtol=1e-9, atol=1e-12)
     (choice,) = step.sizes
     assert choice.is_settled
     assert choice.size == min(
