@@ -24,22 +24,21 @@ def main() -> None:
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = LlamaConfig(**(SMALL if arguments.small else {}))  # those of transformers are a LLaMA 7B's
-    parts, rows, length = (2, 2, 64) if arguments.small else (16, 1, 1024)
+    rows, part, length = (4, 2, 64) if arguments.small else (16, 4, 1024)
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)  # in float32, on the host
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.steps)
 
-    ids = torch.randint(0, config.vocab_size, (arguments.steps, parts, rows, length))
-    example = {"input_ids": ids[0, 0], "labels": ids[0, 0]}
+    ids = torch.randint(0, config.vocab_size, (arguments.steps, rows, length))
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         step = autotuner.layer_to_layer(
-            model, optimizer, example_inputs=example, device=device, optimizer_in_backward=True, stash="host",
-            link_dtype=torch.bfloat16 if device == "cuda" else None,
+            model, optimizer, example_inputs={"input_ids": ids[0], "labels": ids[0]}, device=device, micro_batch=part,
+            optimizer_in_backward=True, stash="host", link_dtype=torch.bfloat16 if device == "cuda" else None,
         )  # fmt: skip
         for number in range(arguments.steps):
-            loss = step(*({"input_ids": each, "labels": each} for each in ids[number]))
+            loss = step({"input_ids": ids[number], "labels": ids[number]})  # some rows at a time, one update
             scheduler.step()
             if number % 5 == 0:
                 print(f"step {number}: loss {loss.item():.3f}")

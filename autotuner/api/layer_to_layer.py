@@ -80,8 +80,9 @@ def layer_to_layer(
         optimizer: one of torch's that moves each parameter for itself. Give it `fused=True` where it has that option:
             on a CPU its default updates parameter by parameter, five times as slowly.
         loss: as in `training_step`.
-        example_inputs: a batch, as large as a micro-batch; the regions in its layers are tuned here and now, unless the
-            database knows them. Where steps run under autocast, call this under the same.
+        example_inputs: a batch, as large as a micro-batch, or one that `micro_batch` rows are taken of; the regions in
+            its layers are tuned here and now, unless the database knows them. Where steps run under autocast, call this
+            under the same.
         device: that computes; by default that of the parameters, or of torch's accelerator where they are on the CPU.
         link_dtype: torch.bfloat16, in which matrices of float32 go to the device, and their gradients come back: half
             of the bytes. For steps under autocast of this type, which rounds what it multiplies anyway. The values on
@@ -170,13 +171,16 @@ def layer_to_layer(
     _place(model, layers, optimizer, runs_on)
     trace_past_notes(model)
     objective = objective_of(model, loss or partial(called, **without_cache(model)))
+    parting = None if micro_batch is None else MicroBatches(micro_batch, shifts_labels(model))
     step = LayerToLayerStep(
         model, optimizer, objective, layers, device=runs_on,
         link=link, max_norm=max_norm, in_backward=optimizer_in_backward, norm_per_layer=clipping == "layer",
         stash_on_host=stash == "host", budget_bytes=budget_bytes,
-        micro_batches=None if micro_batch is None else MicroBatches(micro_batch, shifts_labels(model)),
+        micro_batches=parting,
     )  # fmt: skip
     if example_inputs is not None:
+        if parting is not None and micro_batch != "auto":
+            example_inputs = parting.parts([example_inputs])[0][0].batch
         with needed_for("tuning"):
             from autotuner.api.tuning import Effort
 

@@ -61,6 +61,10 @@ def batch(seed: int) -> dict[str, Tensor]:
     return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.clone()}
 
 
+def whole(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([each[name] for each in batches]) for name in batches[0]}
+
+
 def plainly(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[dict[str, Tensor]]) -> Tensor:
     total = torch.zeros(())
     for each in batches:
@@ -91,11 +95,11 @@ def test_models_as_they_are_made_train_as_plainly(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, kinds, places", [("bert", 1, 1), ("llama", 1, 1), ("t5", 4, 6)])
+@pytest.mark.parametrize("name, kinds, places, rows", [("bert", 1, 1, None), ("llama", 1, 1, 2), ("t5", 4, 6, None)])
 def test_layers_run_tuned_and_are_compiled_once_for_all_that_are_alike(
-    name: str, kinds: int, places: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kinds: int, places: int, rows: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tuned by made-up times, in the place of a tuning."""
+    """Tuned by made-up times, in the place of a tuning; with a number of rows, of batches that the step takes apart."""
     asked: list[Any] = []
 
     def planned_calls(run: Any, batches: Any, *_: Any) -> None:
@@ -107,12 +111,16 @@ def test_layers_run_tuned_and_are_compiled_once_for_all_that_are_alike(
     model = made(name)
     twin, tuned, optimizer = copy.deepcopy(model), Tuned(), sgd(model)
     before = torch.get_rng_state()
-    step = autotuner.layer_to_layer(twin, sgd(twin), example_inputs=batch(0), compiler="aot_eager")
+    step = autotuner.layer_to_layer(
+        twin, sgd(twin), example_inputs=batch(0) if rows is None else whole([batch(0), batch(1)]), micro_batch=rows,
+        compiler="aot_eager",
+    )  # fmt: skip
     assert len(asked) == kinds
     assert torch.equal(torch.get_rng_state(), before)
     for number in range(3):
         batches = [batch(10 * number), batch(10 * number + 1)]
-        torch.testing.assert_close(step(*batches), plainly(model, optimizer, batches), rtol=1e-4, atol=1e-5)
+        found = step(*batches) if rows is None else step(whole(batches))
+        torch.testing.assert_close(found, plainly(model, optimizer, batches), rtol=1e-4, atol=1e-5)
     assert tuned.places == places
     assert_same(twin, model, 1e-4)
     assert sum(graph.tuned_places for graph in autotuner.summary(twin).graphs) == places

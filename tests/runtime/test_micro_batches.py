@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -84,12 +85,22 @@ def test_labels_that_do_not_count_weigh_nothing(kind: str, size: int) -> None:
     torch.testing.assert_close(found, whole)
 
 
-@pytest.mark.parametrize("kind, shifts", [
-    (LlamaForCausalLM(LlamaConfig(**SMALL, vocab_size=20)), True), (BertForMaskedLM(BertConfig(**SMALL)), False),
-    (Net(), False),
+@pytest.mark.parametrize("name", [
+    "LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "BloomForCausalLM", "MixtralForCausalLM",
+    "BertLMHeadModel", "BertForMaskedLM", "ModernBertForMaskedLM", "DebertaV2ForMaskedLM", "XLNetLMHeadModel",
 ])  # fmt: skip
-def test_models_that_predict_the_next_token_have_no_use_for_a_first_label(kind: nn.Module, shifts: bool) -> None:
-    assert shifts_labels(kind) == shifts
+def test_models_that_predict_the_next_token_have_no_use_for_a_first_label(name: str) -> None:
+    """Its own loss says so: labels of the first tokens alone are none, and a mean of none is no number."""
+    kind = getattr(transformers, name)
+    given = SMALL | {"num_hidden_layers": 1, "n_layer": 1, "num_key_value_heads": 2, "pad_token_id": 0}
+    given |= {"d_model": 16, "n_head": 2, "d_inner": 32} if name.startswith("XLNet") else {"n_head": 2}
+    config = kind.config_class(vocab_size=20, is_decoder=name == "BertLMHeadModel", **given)
+    model = kind(config).train()
+    labels = torch.full((2, 5), -100)
+    labels[:, 0] = 1
+    loss = model(input_ids=torch.randint(1, 20, (2, 5)), labels=labels).loss
+    assert shifts_labels(model) == (not bool(loss.isfinite()))
+    assert not shifts_labels(Net())
 
 
 def test_what_all_rows_share_is_not_taken_apart() -> None:
