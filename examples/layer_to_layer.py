@@ -34,8 +34,9 @@ def main() -> None:
     ids = torch.randint(0, config.vocab_size, (arguments.steps, rows, length))
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         step = autotuner.layer_to_layer(
-            model, optimizer, example_inputs={"input_ids": ids[0], "labels": ids[0]}, device=device, micro_batch=part,
-            optimizer_in_backward=True, stash="host", link_dtype=torch.bfloat16 if device == "cuda" else None,
+            model, optimizer, example_inputs={"input_ids": ids[0], "labels": ids[0]}, micro_batch_size=part,
+            device=device, optimizer_in_backward=True, stash="host",
+            link_dtype=torch.bfloat16 if device == "cuda" else None,
         )  # fmt: skip
         for number in range(arguments.steps):
             loss = step({"input_ids": ids[number], "labels": ids[number]})  # some rows at a time, one update

@@ -21,17 +21,8 @@ def bench() -> ModuleType:
 
 def row(layers: int, side: str, **more: Any) -> dict[str, Any]:
     found = {"side": side, "size": "7b", "layers": layers, "sequences": 4, "cap": "16GiB", "fits": True, "ms": 500.0}
-    return (
-        found
-        | {
-            "date": "today",
-            "commit": "abc",
-            "note": "",
-            "allocated_bytes": layers << 28,
-            "reserved_bytes": layers << 29,
-        }
-        | more
-    )
+    found |= {"timed": 5, "date": "today", "commit": "abc", "note": ""}
+    return found | {"allocated_bytes": layers << 28, "reserved_bytes": layers << 29} | more
 
 
 def test_the_page_has_a_table_for_each_depth_and_says_what_did_not_run(bench: ModuleType, tmp_path: Path) -> None:
@@ -39,8 +30,8 @@ def test_the_page_has_a_table_for_each_depth_and_says_what_did_not_run(bench: Mo
     rows = [row(12, "eager"), row(12, "layer to layer"), row(48, "eager", fits=False, note="out of memory")]
     lines = bench.page(about, rows).splitlines()
     assert "## 7b, 12 layers, 4,096 tokens a step, 16GiB" in lines
-    assert "| layer to layer | 500.0 | 8,192 | 3072.0 | 6144.0 | today, abc |" in lines
-    assert lines[-1] == "| eager | out of memory |  |  |  | today, abc |"
+    assert "| layer to layer | 500.0 | 8,192 | 3072.0 | 6144.0 | 5 | today, abc |" in lines
+    assert lines[-1] == "| eager | out of memory |  |  |  |  | today, abc |"
     bench.draw(rows, tmp_path / "memory.svg")
     assert "<svg" in (tmp_path / "memory.svg").read_text()
 

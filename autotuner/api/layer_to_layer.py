@@ -1,5 +1,6 @@
 """Training of models that are larger than the device: one layer after the other is brought there."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,14 +20,15 @@ from autotuner.api.training import called, objective_of, trace_past_notes
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.plan.phrases import binary
+from autotuner.runtime.applied import GRAPHS_MAX
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.layer_lists import repeated_layers
 from autotuner.runtime.layer_to_layer.micro_batches import MicroBatches
 from autotuner.runtime.layer_to_layer.replaced_forward import ReplacedForward
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
+from autotuner.runtime.loss_items import items_of
 from autotuner.runtime.optimizer_parts import refusal_of_parts
-from autotuner.runtime.padding.rules import shifts_labels
 from autotuner.runtime.processes import are_several
 from autotuner.settings import TuneKeywords, TuneOptions, parsed_bytes
 
@@ -53,7 +55,8 @@ def layer_to_layer(
     optimizer_in_backward: bool = False,
     stash: Literal["device", "host"] = "device",
     memory_budget: int | str | None = None,
-    micro_batch: int | Literal["auto"] | None = None,
+    micro_batch_size: int | Literal["auto"] | None = None,
+    loss_items: Callable[[Any], float] | None = None,
     database: str | Path | None = None,
     server: "str | Client | None" = None,
     configurations: Given | None = None,
@@ -80,9 +83,9 @@ def layer_to_layer(
         optimizer: one of torch's that moves each parameter for itself. Give it `fused=True` where it has that option:
             on a CPU its default updates parameter by parameter, five times as slowly.
         loss: as in `training_step`.
-        example_inputs: a batch, as large as a micro-batch, or one that `micro_batch` rows are taken of; the regions in
-            its layers are tuned here and now, unless the database knows them. Where steps run under autocast, call this
-            under the same.
+        example_inputs: a batch, as large as a micro-batch, or one of which a number `micro_batch_size` takes rows; the
+            regions in its layers are tuned here and now, unless the database knows them. Where steps run under
+            autocast, call this under the same.
         device: that computes; by default that of the parameters, or of torch's accelerator where they are on the CPU.
         link_dtype: torch.bfloat16, in which matrices of float32 go to the device, and their gradients come back: half
             of the bytes. For steps under autocast of this type, which rounds what it multiplies anyway. The values on
@@ -96,10 +99,12 @@ def layer_to_layer(
         memory_budget: what a step may need on the device, in bytes or as in "16GiB": everything that torch has
             allocated there. The first step of a shape keeps the inputs of layers on the host, and is measured; then
             they are kept on the device where there is room. In place of `stash`.
-        micro_batch: rows of a micro-batch, into which `step(batch)` takes a batch apart along the first axis of its
-            tensors; "auto" for what is fastest, by three steps of each size that is tried, each of which trains. Its
-            loss is the mean over all labels that count, or over all rows where the batch has no `labels`. By default,
-            what a step is given are the micro-batches.
+        micro_batch_size: rows of the micro-batches that `step(batch)` splits a batch into, along the first axis of its
+            tensors; "auto" for what is fastest, by three steps of each size that is tried, each of which trains. Then
+            the inputs of layers are kept where there is room, as with `memory_budget`. By default, what a step is given
+            are the micro-batches.
+        loss_items: how many things the loss of a micro-batch is a mean of, such as its labels that count. By default,
+            it is known of most losses of transformers' models, and rows weigh the same in any other.
         database: as in `optimize`; so are server, configurations, threads, space, watch, fleet and tuning. Layers of
             which configurations are known run tuned.
         compiler: of what is not tuned in the layers: "inductor", "aot_eager" or "eager"; None for layers that are not
@@ -141,10 +146,16 @@ def layer_to_layer(
         )
     if stash not in ("device", "host"):
         raise InputError(f"stash={stash!r}: give 'device' or 'host'")
-    if micro_batch not in (None, "auto") and (
-        not isinstance(micro_batch, int) or isinstance(micro_batch, bool) or micro_batch < 1
-    ):
-        raise InputError(f"micro_batch={micro_batch!r}: give a number of rows, 'auto', or None for batches as given")
+    if micro_batch_size not in (None, "auto"):
+        micro_batch_size = _checked_size(micro_batch_size)
+    if micro_batch_size is None and loss_items is not None:
+        raise InputError("loss_items is for batches that a step splits: give micro_batch_size, too")
+    normed = _normed_by_batch(model)
+    if micro_batch_size is not None and normed:
+        raise InputError(
+            f"{normed} takes its mean over all rows of a micro-batch, so that a batch that is split computes something "
+            "else: leave micro_batch_size out"
+        )
     if max_norm is not None and clipping == "global" and optimizer_in_backward:
         raise InputError(
             f"max_norm={max_norm:g} needs the norm of all gradients before the first update, and optimizer_in_backward "
@@ -163,24 +174,23 @@ def layer_to_layer(
     options = None if compiler is None else chosen(database, server, configurations, compiler, numerics)
     found = repeated_layers(model)
     runs_on = _device(model, device)
-    if micro_batch == "auto" and budget_bytes is None:
-        budget_bytes = device_runtime(runs_on).room_bytes()
     _check_host_memory(found, optimizer, link_dtype, optimizer_in_backward)
     link = device_runtime(runs_on).link()
     layers = [HostLayer(name, module, link, link_dtype) for name, module in found.items()]
     _place(model, layers, optimizer, runs_on)
     trace_past_notes(model)
     objective = objective_of(model, loss or partial(called, **without_cache(model)))
-    parting = None if micro_batch is None else MicroBatches(micro_batch, shifts_labels(model))
+    items = loss_items or items_of(model, has_own_loss=loss is not None)
+    splits = None if micro_batch_size is None else MicroBatches(micro_batch_size, items)
     step = LayerToLayerStep(
         model, optimizer, objective, layers, device=runs_on,
         link=link, max_norm=max_norm, in_backward=optimizer_in_backward, norm_per_layer=clipping == "layer",
         stash_on_host=stash == "host", budget_bytes=budget_bytes,
-        micro_batches=parting,
+        micro_batches=splits,
     )  # fmt: skip
     if example_inputs is not None:
-        if parting is not None and micro_batch != "auto":
-            example_inputs = parting.parts([example_inputs])[0][0].batch
+        if splits is not None and micro_batch_size != "auto":
+            example_inputs = splits.split([example_inputs])[0].batch
         with needed_for("tuning"):
             from autotuner.api.tuning import Effort
 
@@ -198,6 +208,22 @@ def layer_to_layer(
             )  # fmt: skip
     STEPS.add(step)
     return step
+
+
+def _checked_size(given: Any) -> int:
+    try:
+        size = -1 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        size = -1
+    if size < 1:
+        raise InputError(f"micro_batch_size={given!r}: give a number of rows, 'auto', or None for batches as given")
+    return size
+
+
+def _normed_by_batch(model: nn.Module) -> str:
+    """Return the class of a part that takes means over a batch, or "" where there is none."""
+    parts = (each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training)
+    return next((type(each).__name__ for each in parts), "")
 
 
 def _modules_around(model: nn.Module, layers: Iterable[str]) -> list[nn.Module]:
@@ -222,7 +248,8 @@ def _cut_by_layers(compiled: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]
     """
 
     def run(batch: Any) -> Tensor:
-        with torch._dynamo.config.patch(nested_graph_breaks=True):
+        limit = max(GRAPHS_MAX, torch._dynamo.config.recompile_limit)
+        with torch._dynamo.config.patch(nested_graph_breaks=True, recompile_limit=limit):
             return compiled(batch)
 
     return run

@@ -112,8 +112,8 @@ def test_layers_run_tuned_and_are_compiled_once_for_all_that_are_alike(
     twin, tuned, optimizer = copy.deepcopy(model), Tuned(), sgd(model)
     before = torch.get_rng_state()
     step = autotuner.layer_to_layer(
-        twin, sgd(twin), example_inputs=batch(0) if rows is None else whole([batch(0), batch(1)]), micro_batch=rows,
-        compiler="aot_eager",
+        twin, sgd(twin), example_inputs=batch(0) if rows is None else whole([batch(0), batch(1)]),
+        micro_batch_size=rows, compiler="aot_eager",
     )  # fmt: skip
     assert len(asked) == kinds
     assert torch.equal(torch.get_rng_state(), before)

@@ -101,6 +101,9 @@ class DirectLink:
     def host_bytes(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.uint8)
 
+    def release(self, buffer: Tensor) -> None:
+        pass
+
     def down(self, target: Tensor, source: Tensor, first: bool = False) -> Any:  # noqa: ARG002
         began = perf_counter()
         target.copy_(source)

@@ -295,6 +295,11 @@ class CudaLink:
         self._locked.append(made)
         return made[:count]
 
+    def release(self, buffer: Tensor) -> None:
+        own = [each for each in self._locked if buffer.numel() and each.data_ptr() == buffer.data_ptr()]
+        self._locked[:] = [each for each in self._locked if all(each is not other for other in own)]
+        _unlock(own)
+
     def down(self, target: Tensor, source: Tensor, first: bool = False) -> _Copy:
         stream = self._first if first else self._down
         found = self._copied(stream, target, source)

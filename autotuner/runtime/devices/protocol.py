@@ -43,6 +43,9 @@ class HostLink(Protocol):
     def host_bytes(self, count: int) -> Tensor:
         """Return new bytes on the host that copies read and write without a stop of the host; not set."""
 
+    def release(self, buffer: Tensor) -> None:
+        """Give such bytes back, which no copy reads or writes any more."""
+
     def down(self, target: Tensor, source: Tensor, first: bool = False) -> Any:
         """Queue a copy to the device, behind the work that is queued on the device so far; return its ticket.
 

@@ -1,32 +1,44 @@
-"""Batches in parts along their first axis, and how large these are: as given, or as the first steps have shown.
+"""Batches split into micro-batches along their first axis, of a size as given, or as the first steps have shown.
 
 A layer's work is the same for few large micro-batches and for many small ones. Large ones need fewer calls from Python
 and larger kernels, and more memory. Which is fastest is measured by training steps, each of which counts as one: of a
-size that divides the batch, then of the next one that is at least twice as large, as long as that pays and has room.
+small size, then of twice that, as long as it pays and has room.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from autotuner.errors import InputError
+from autotuner.errors import BudgetError, InputError
+from autotuner.runtime.applied import GRAPHS_MAX
 from autotuner.runtime.batches import UnknownBatchError, structure_of
 from autotuner.runtime.layer_to_layer.times import LayerTimes
+from autotuner.runtime.loss_items import LossItems, shares
+
+OF_ROWS = LossItems("this step", None)
 
 TIMED = 2
 """Steps of a size that are timed, behind a first one that compiles."""
 PAYS = 0.02
 """Of the time of a step, that a larger size has to save."""
-IGNORED = -100
-"""The label that counts in no loss, as torch and transformers have it."""
+MOST = 64
+"""Micro-batches of the first step, about."""
+FIRST = ("input_ids", "inputs_embeds", "labels")
+"""Names of tensors that say how many rows there are, where a batch has one."""
+RowShape = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+"""Of a row of each tensor that has rows."""
+KEPT = 256
+"""Shapes whose sizes are kept."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A micro-batch.
+class MicroBatch:
+    """A part of a batch.
 
     Args:
         batch: of fewer rows.
@@ -42,27 +54,26 @@ class SizeChoice:
     """Rows of the micro-batches of one shape of batches, as steps show which are fastest.
 
     Args:
-        sizes: that are tried, from the smallest on.
-
-        place: of the size that is tried first.
+        candidates: sizes, from the smallest on.
+        place: of the size that the next step has.
+        is_settled: whether no other size is tried.
+        is_limited: whether that is so because a larger one has no room: so it is with more rows, too.
 
     Attributes:
-        seconds: of a step, for each size that was tried: the least of some.
-        is_settled: whether no other size is tried.
-        is_limited: whether that is so because a larger one does not pay, or has no room: with more rows, too.
+        seconds: of a step, for each size that was tried: the least of two.
     """
 
-    sizes: Sequence[int]
+    candidates: Sequence[int]
     place: int = 0
-    seconds: dict[int, float] = field(default_factory=dict)
     is_settled: bool = False
     is_limited: bool = False
+    seconds: dict[int, float] = field(default_factory=dict)
     _timed: list[float] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """Rows of the next step's micro-batches."""
-        return self.sizes[self.place]
+        return self.candidates[self.place]
 
     def note(self, times: LayerTimes, has_room: Callable[[int, int], bool]) -> None:
         """Note a step of this size.
@@ -76,19 +87,40 @@ class SizeChoice:
         self._timed.append(times.measured)
         if len(self._timed) <= TIMED:
             return
-        self.seconds[self.size] = seconds = min(self._timed[1:])
+        self.seconds[self.size] = least = min(self._timed[1:])
         self._timed.clear()
-        before = self.seconds.get(self.sizes[self.place - 1])
-        pays = len(self.seconds) == 1 or before is None or seconds < (1 - PAYS) * before
-        larger = self.sizes[self.place + 1 :][:1]
+        before = self.seconds.get(self.candidates[self.place - 1]) if self.place else None
+        pays = before is None or least < (1 - PAYS) * before
+        larger = self.candidates[self.place + 1 :][:1]
         fits = not larger or has_room(self.size, larger[0])
         if pays and times.is_computing and larger and fits:
             self.place += 1
             return
-        least = min(self.seconds.values())
-        near = [size for size, seconds in self.seconds.items() if (1 - PAYS) * seconds <= least]
-        self.place, self.is_settled = self.sizes.index(min(near)), True
-        self.is_limited = not (pays and fits)
+        fastest = min(self.seconds.values())
+        near = min(size for size, seconds in self.seconds.items() if (1 - PAYS) * seconds <= fastest)
+        self.place, self.is_settled, self.is_limited = self.candidates.index(near), True, not fits
+
+    def go_back(self) -> bool:
+        """Take the next smaller size for good, since this one failed, and say whether there is one."""
+        if not self.place:
+            return False
+        self.place -= 1
+        self.is_settled = self.is_limited = True
+        return True
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Run a step of this size: later ones are smaller if memory does not suffice. Layers may have many shapes."""
+        limit = max(GRAPHS_MAX, torch._dynamo.config.recompile_limit)
+        try:
+            with torch._dynamo.config.patch(recompile_limit=limit):
+                yield
+        except torch.OutOfMemoryError:
+            self.go_back()
+            raise
+        except BudgetError:  # behind a step that has run
+            if not self.go_back():
+                raise
 
     def __str__(self) -> str:
         tried = ", ".join(f"{size}: {1e3 * seconds:,.0f} ms" for size, seconds in self.seconds.items())
@@ -97,102 +129,161 @@ class SizeChoice:
 
 
 class MicroBatches:
-    """Parts batches.
+    """Splits batches.
 
     Args:
-        size: rows of a micro-batch; "auto" for what steps show.
-        shifts: whether the first label of each row counts in no loss, as in models that predict the next token.
+        size: rows of a micro-batch; "auto" for what steps show; None where batches are the micro-batches.
+        items: of a micro-batch's loss: by rows, or as a function of the micro-batch.
 
     Attributes:
-        choices: where steps show the size: of each number of rows, of each shape that a row has.
+        choices: where steps show the size: for each shape that rows have, and numbers of rows.
+        last: the choice of the last step.
     """
 
-    def __init__(self, size: int | Literal["auto"], shifts: bool) -> None:
-        self._size, self._shifts = size, shifts
-        self.choices: dict[tuple[Hashable, int], SizeChoice] = {}
+    def __init__(self, size: int | Literal["auto"] | None, items: LossItems | Callable[[Any], float] = OF_ROWS) -> None:
+        self.size, self._items = size, items
+        self.choices: dict[tuple[RowShape, tuple[int, ...]], SizeChoice] = {}
+        self.last: SizeChoice | None = None
 
-    def parts(self, batches: Sequence[Any]) -> tuple[list[Part], SizeChoice | None]:
-        """Return the micro-batches of what a step is given, and the choice that their size is of, if it is one.
+    def split(self, batches: Sequence[Any]) -> list[MicroBatch]:
+        """Return the micro-batches of what a step is given.
 
         Raises:
-            InputError: a batch that is no container of tensors, or whose tensors have several numbers of rows.
+            InputError: a batch that is no container of tensors, or whose rows are not known.
         """
-        rows = [_rows(batch) for batch in batches]
-        choice: SizeChoice | None = None
-        size = self._size
+        size = self.size
+        if size is None:
+            return [MicroBatch(batch, len(batches)) for batch in batches]
+        splits = [_Split.of(batch) for batch in batches]
         if size == "auto":
-            row = structure_of(_cut(batches[0], rows[0], 0, 1), [])
-            choice = self.choices.get((row, sum(rows)))
-            if choice is None:
-                choice = self.choices[row, sum(rows)] = self._choice(row, max(rows))
-            size = choice.size
-        found = [
-            Part(part.batch, part.divisor * len(batches))
-            for batch, count in zip(batches, rows, strict=True)
-            for part in self._parts_of(batch, count, size)
-        ]
-        return found, choice
-
-    def _choice(self, row: Hashable, rows: int) -> SizeChoice:
-        """Return a choice for a number of rows, which begins where one for another number has ended."""
-        sizes = _sizes(rows)
-        known = [each for (shape, _), each in self.choices.items() if shape == row and each.is_settled]
-        if not known:
-            return SizeChoice(sizes)
-        last = max(known, key=lambda each: (each.is_limited, each.size))
-        place = max(place for place, size in enumerate(sizes) if size <= last.size)
-        return SizeChoice(sizes, place, is_settled=last.is_limited or rows < last.size, is_limited=last.is_limited)
-
-    def _parts_of(self, batch: Any, rows: int, size: int) -> list[Part]:
-        """Return the parts of one batch; one in which no label counts is left out."""
-        counts = _labels(batch, rows, self._shifts)
-        begins = range(0, rows, size)
-        if len(begins) < 2:
-            return [Part(batch, 1.0)]
-        weights = [sum(counts[begin : begin + size]) for begin in begins]
-        total = sum(weights)
-        if not total:  # its loss is what the model makes of none
-            return [Part(batch, 1.0)]
+            self.last = self._choice(splits)
+            size = self.last.size
         return [
-            Part(_cut(batch, rows, begin, size), total / weight)
-            for begin, weight in zip(begins, weights, strict=True)
-            if weight
+            MicroBatch(each.batch, each.divisor * len(batches))
+            for split in splits
+            for each in self._parts_of(split, size)
         ]
 
+    def _choice(self, splits: Sequence["_Split"]) -> SizeChoice:
+        """Return the choice for such batches; a new one begins where one for others has ended."""
+        rows = tuple(split.rows for split in splits)
+        shape = splits[0].shape
+        found = self.choices.get((shape, rows))
+        if found is None:
+            if len(self.choices) >= KEPT:
+                self.choices.pop(next(iter(self.choices)))
+            found = self.choices[shape, rows] = self._new(shape, max(rows))
+        return found
 
-def _sizes(rows: int) -> list[int]:
-    """Return sizes that divide a number of rows, each at least twice the one before."""
-    sizes: list[int] = []
-    for size in range(1, rows + 1):
-        if rows % size == 0 and (not sizes or size >= 2 * sizes[-1]):
-            sizes.append(size)
-    return sizes or [1]
+    def _new(self, shape: RowShape, rows: int) -> SizeChoice:
+        candidates = [1 << power for power in range(rows.bit_length()) if 1 << power < rows] + [rows]
+        settled = [(key[0], choice) for key, choice in self.choices.items() if choice.is_settled]
+        alike = [choice for of, choice in settled if of == shape]
+        if alike:
+            limited = [choice for choice in alike if choice.is_limited]
+            last = max(limited or alike, key=lambda choice: choice.size)
+            place = max(place for place, size in enumerate(candidates) if size <= max(1, last.size))
+            return SizeChoice(
+                candidates, place, is_settled=last.is_limited or rows <= last.size, is_limited=last.is_limited
+            )
+        # Rows of other lengths: attention may need memory by their square.
+        own = max(1, _elements(shape))
+        begins = [int(choice.size * min(1.0, _elements(of) / own) ** 2) for of, choice in settled]
+        begin = max(1, max(begins, default=rows // MOST))
+        return SizeChoice(candidates, max(place for place, size in enumerate(candidates) if size <= begin))
+
+    def _parts_of(self, split: "_Split", size: int) -> list[MicroBatch]:
+        """Return the parts of one batch; one of which nothing counts in the loss is left out."""
+        begins = range(0, split.rows, size)
+        if len(begins) < 2:
+            return [MicroBatch(split.batch, 1.0)]
+        parts = [split.part(begin, size) for begin in begins]
+        divisors: Sequence[float | None]
+        if isinstance(split.batch, Mapping) and split.batch.get("num_items_in_batch") is not None:
+            divisors = [1.0] * len(parts)  # what transformers divides sums by
+        elif isinstance(self._items, LossItems):
+            of_rows = self._items.of_rows(split.batch, split.rows)
+            divisors = shares([sum(of_rows[begin : begin + size]) for begin in begins])
+        else:
+            divisors = shares([float(self._items(part)) for part in parts])
+        return [MicroBatch(part, divisor) for part, divisor in zip(parts, divisors, strict=True) if divisor is not None]
 
 
-def _rows(batch: Any) -> int:
-    """Return the rows of a batch: the extent of its tensors along their first axis, but for those that all rows share.
+@dataclass(frozen=True)
+class _Split:
+    """A batch, and its rows.
 
-    Raises:
-        InputError: there is no such number.
+    Args:
+        batch: as it was given.
+        rows: the extent of its tensors along the first axis.
+        shape: of the rows of each tensor that has them, with its type.
     """
-    tensors: list[Tensor] = []
-    try:
-        structure_of(batch, tensors)
-    except UnknownBatchError as error:
-        raise InputError(
-            f"micro_batch goes with batches of tensors, in mappings, lists or tuples, and {error}"
-        ) from None
-    rows = sorted({tensor.shape[0] for tensor in tensors if tensor.dim() and tensor.shape[0] != 1})
-    if len(rows) > 1:
-        raise InputError(
-            f"micro_batch takes batches apart along the first axis, where the tensors of this one have "
-            f"{' and '.join(map(str, rows))} rows: give its micro-batches yourself, step(first, second)"
-        )
-    return rows[0] if rows else 1
+
+    batch: Any
+    rows: int
+    shape: RowShape
+
+    @classmethod
+    def of(cls, batch: Any) -> "_Split":
+        """Find out the rows of a batch: those of its tokens or labels, or of its first tensor.
+
+        Raises:
+            InputError: it is no container of tensors, or they have different numbers of rows.
+        """
+        try:
+            structure_of(batch, [])
+        except UnknownBatchError as error:
+            raise InputError(
+                f"micro_batch_size goes with batches of tensors, in mappings, lists or tuples, and {error}"
+            ) from None
+        named = dict(_named(batch))
+        tensors = {name: each for name, each in named.items() if isinstance(each, Tensor) and each.dim()}
+        first = next((name for name in (*FIRST, *tensors) if name in tensors), None)
+        rows = 1 if first is None else int(tensors[first].shape[0])
+        if rows == 1:
+            return cls(batch, 1, ())
+        own = {name: each for name, each in tensors.items() if each.shape[0] == rows}
+        for name, each in named.items():
+            reason = _refused(name, each, rows)
+            if reason:
+                raise InputError(
+                    f"micro_batch_size splits batches by rows, of which {first} has {rows}, and {reason}: give "
+                    "micro-batches yourself, step(first, second)"
+                )
+        return cls(batch, rows, tuple((tuple(each.shape[1:]), each.dtype) for each in own.values()))
+
+    def part(self, begin: int, size: int) -> Any:
+        """Return some rows; tensors of one row, and all else, are shared."""
+        return _cut(self.batch, self.rows, begin, size)
+
+
+def _refused(name: str, given: Any, rows: int) -> str:
+    """Say why something of a batch has no rows that it can be split into, or "" where it has some, or all share it."""
+    if isinstance(given, list | tuple):
+        return f"{name} is a list of {len(given)}" if len(given) == rows else ""
+    if not isinstance(given, Tensor) or not given.dim() or given.shape[0] == 1:
+        return ""
+    if given.shape[0] != rows:
+        return f"{name} has {given.shape[0]} (one that all rows share is given as 1 row)"
+    is_planes = name.endswith("position_ids") and given.dim() == 3  # of each axis of an image, as in Qwen2-VL
+    return f"{name} has three axes, of which the first one may be no rows" if is_planes else ""
+
+
+def _named(given: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield tensors of a batch, and lists within it that are not of tensors with axes, by name."""
+    if isinstance(given, Tensor):
+        yield name or "the batch", given
+    elif isinstance(given, Mapping):
+        for key, value in given.items():
+            yield from _named(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(given, list | tuple):
+        if name and not all(isinstance(each, Tensor) and each.dim() for each in given):
+            yield name, given
+        for place, value in enumerate(given):
+            yield from _named(value, f"{name or 'tensor '}[{place}]")
 
 
 def _cut(given: Any, rows: int, begin: int, size: int) -> Any:
-    """Return some rows of a batch; tensors of one row, and all else, are shared."""
     if isinstance(given, Tensor):
         return given[begin : begin + size] if given.dim() and given.shape[0] == rows else given
     if isinstance(given, Mapping):
@@ -203,11 +294,5 @@ def _cut(given: Any, rows: int, begin: int, size: int) -> Any:
     return given
 
 
-def _labels(batch: Any, rows: int, shifts: bool) -> list[int]:
-    """Return how many labels of each row count in the loss; 1 for each, where a batch has no `labels` of integers."""
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or not labels.dim() or labels.shape[0] != rows:
-        return [1] * rows
-    counts = labels.flatten(1)[:, int(shifts) :] if labels.dim() > 1 else labels[:, None]
-    found: list[int] = (counts != IGNORED).sum(dim=1, dtype=torch.int64).tolist()
-    return found
+def _elements(shape: RowShape) -> int:
+    return sum(prod(extents) for extents, _ in shape)

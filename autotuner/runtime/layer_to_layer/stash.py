@@ -59,6 +59,13 @@ class HostStash:
         self._seen.clear()
         self._free = list(self._all)
 
+    def release(self) -> None:
+        """Give the memory on the host back, between passes: what comes next has another size."""
+        for buffer in self._all:
+            self._link.release(buffer)
+        self._all.clear()
+        self._free.clear()
+
     def put(self, call: RepeatedCall) -> None:
         """Begin to bring the inputs of a call to the host."""
         for place in call.inputs.from_layers():

@@ -1,6 +1,6 @@
 """The place of layers' inputs under a memory budget: the host, until a step has shown that the device has room."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from autotuner.errors import BudgetError
@@ -30,11 +30,6 @@ class LayeredNeeds:
         """True where the inputs fit on the device, too."""
         return self.least_bytes + self.inputs_bytes <= self.budget_bytes * (1 - SPARE)
 
-    def leaves_room_for(self, times: float) -> bool:
-        """Say whether micro-batches that are so many times as large fit, whatever of the step grows with them."""
-        grown = self.before_bytes + times * (self.least_bytes - self.before_bytes)
-        return grown <= self.budget_bytes * (1 - SPARE)
-
     def __str__(self) -> str:
         where = "the device" if self.has_room else "the host"
         return (
@@ -49,15 +44,16 @@ class StashChoice:
     The first step of a shape keeps them on the host, and is measured.
 
     Args:
-        budget_bytes: that a step may need on the device.
+        budget_bytes: that a step may need on the device; None for what there is.
+        room_bytes: says how much that is.
         stays: whether they are kept on the host in any case.
 
     Attributes:
         needs: of each shape that was measured.
     """
 
-    def __init__(self, budget_bytes: int, stays: bool = False) -> None:
-        self._budget_bytes, self._stays = budget_bytes, stays
+    def __init__(self, budget_bytes: int | None, room_bytes: Callable[[], int | None], stays: bool = False) -> None:
+        self._budget_bytes, self._room_bytes, self._stays = budget_bytes, room_bytes, stays
         self.needs: dict[Hashable, LayeredNeeds] = {}
 
     def is_on_host(self, shape: Hashable) -> bool:
@@ -75,11 +71,22 @@ class StashChoice:
         """
         laps, reserved_bytes = meter.stop()
         least = max(*laps, reserved_bytes + meter.others_bytes)
-        found = LayeredNeeds(self._budget_bytes, least, inputs_bytes, laps[0])
+        found = LayeredNeeds(self._available(), least, inputs_bytes, laps[0])
         self.needs[shape] = found
-        if found.least_bytes > self._budget_bytes:
+        if self._budget_bytes is not None and found.least_bytes > self._budget_bytes:
             raise BudgetError(
                 f"a step of this shape needs {binary(found.least_bytes)} on the device, {parts} among it, and the "
                 f"budget is {binary(self._budget_bytes)}: give smaller micro-batches, or a larger budget",
                 found.least_bytes,
             )
+
+    def has_room_for(self, shape: Hashable, times: float) -> bool:
+        """Say whether micro-batches that are so many times as large surely fit, whatever of a step grows with them."""
+        found = self.needs[shape]
+        grown = found.before_bytes + times * (found.least_bytes - found.before_bytes)
+        return grown <= self._available() * (1 - SPARE)
+
+    def _available(self) -> int:
+        available = self._room_bytes() if self._budget_bytes is None else self._budget_bytes
+        assert available is not None
+        return available

@@ -6,7 +6,7 @@ again. (Pudipeddi et al., Training Large Neural Networks with Constant Memory us
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,7 @@ from autotuner.runtime.layer_to_layer.comparison import tensors_of
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.host_updates import Arrived, HostUpdates
 from autotuner.runtime.layer_to_layer.layer_pass import LayerPass, Sums
-from autotuner.runtime.layer_to_layer.micro_batches import MicroBatches, Part, SizeChoice
+from autotuner.runtime.layer_to_layer.micro_batches import MicroBatches, SizeChoice
 from autotuner.runtime.layer_to_layer.replaced_forward import ReplacedForward
 from autotuner.runtime.layer_to_layer.slots import Slots
 from autotuner.runtime.layer_to_layer.stash import HostStash
@@ -77,7 +77,8 @@ class LayerToLayerStep:
             stash_on_host: keep the inputs of layers on the host between forward and backward.
             budget_bytes: that a step may need on the device; then they are kept there where that leaves room, unless
                 they are to be on the host.
-            micro_batches: takes batches apart; by default, they are the micro-batches.
+            micro_batches: splits batches; by default, they are the micro-batches. Where it finds the size and there is
+                no budget, what the device has free takes its place.
 
         Raises:
             InputError: a budget, and a device whose memory cannot be counted.
@@ -88,11 +89,14 @@ class LayerToLayerStep:
         self._max_norm, self._in_backward, self._per_layer = max_norm, in_backward, norm_per_layer
         self._slots = Slots(self._layers, device, link)
         self._updates = HostUpdates(optimizer, self._layers, link, keeps_all=not in_backward)
-        self._choice = None if budget_bytes is None else StashChoice(budget_bytes, stays=stash_on_host)
-        self._micro_batches = micro_batches
+        self._micro_batches = micro_batches or MicroBatches(None)
         if budget_bytes is not None and not self._runtime.has_own_memory:
             raise InputError(f"memory_budget is for a device with memory of its own, and this one is {device}")
-        self._stash = HostStash(device, link) if stash_on_host or budget_bytes is not None else None
+        finds = self._micro_batches.size == "auto" and self._runtime.has_own_memory
+        self._choice: StashChoice | None = None
+        if budget_bytes is not None or finds:
+            self._choice = StashChoice(budget_bytes, self._runtime.room_bytes, stays=stash_on_host)
+        self._stash = HostStash(device, link) if stash_on_host or self._choice is not None else None
         self._order = self._layers
         self._pass: LayerPass | None = None
         self.steps = self.skipped = 0
@@ -140,9 +144,9 @@ class LayerToLayerStep:
         return [] if self._choice is None else list(self._choice.needs.values())
 
     @property
-    def sizes(self) -> list[SizeChoice]:
-        """Rows of micro-batches that were tried, and the fastest, of `micro_batch="auto"`, by shape of batches."""
-        return [] if self._micro_batches is None else list(self._micro_batches.choices.values())
+    def micro_batch_choice(self) -> SizeChoice | None:
+        """Sizes of micro-batches that were tried for batches as the last one, of `micro_batch_size="auto"`."""
+        return self._micro_batches.last
 
     @property
     def stash_bytes(self) -> int:
@@ -158,7 +162,7 @@ class LayerToLayerStep:
             f"{binary(self.slot_bytes)} on {self._device} for the weights of two"
         )
         needs = "" if self._choice is None else "".join(f"; {each}" for each in self._choice.needs.values())
-        needs += "".join(f"; {each}" for each in self.sizes)
+        needs += "" if self.micro_batch_choice is None else f"; {self.micro_batch_choice}"
         return said + needs if self.times is None else f"{said}{needs}; {self.times}"
 
     def trains(self, model: nn.Module) -> bool:
@@ -174,8 +178,8 @@ class LayerToLayerStep:
 
         Args:
             batches: one batch, or several micro-batches: then the loss is the mean of theirs, and gradients are those
-                of the mean. Tensors are moved to the device. Where the step takes batches apart, the loss of one is the
-                mean over its labels that count, or over its rows where it has no `labels`.
+                of the mean. Tensors are moved to the device. Where the step splits batches, the loss of one is what it
+                would be in one piece.
 
         Raises:
             InputError: no batch; a loss that has not one element; a layer that cannot run this way.
@@ -186,7 +190,7 @@ class LayerToLayerStep:
             raise InputError("a training step needs a batch: step(batch), or step(first, second) for micro-batches")
         arrived: list[Arrived] = []
         norms: dict[int, Tensor] = {}
-        parts, size = self._parts(batches)
+        parts, choice = self._micro_batches.split(batches), self._micro_batches.last
         batches, divisors = tuple(each.batch for each in parts), [each.divisor for each in parts]
         shape = None if self._choice is None else self._shape(batches)
         is_measured = self._choice is not None and shape not in self._choice.needs
@@ -195,23 +199,28 @@ class LayerToLayerStep:
             meter.lap()
         began, busy_s, skipped = perf_counter(), self._updates.busy_s, self.skipped
         is_watched = len(batches) > 1 and not self._has_watched
-        with self._passing(self._choice is None or self._choice.is_on_host(shape), is_watched) as run:
-            run.run_forward(self.loss, batches, divisors)
-            self._check_some_ran(run)
-            for layer in self._layers:
-                layer.check_gradients()
-            copied = self._copied()
-            run.run_backward(partial(self._layer_is_done, arrived, norms))
-            self._update(arrived, norms)
-            self._note(run, copied, perf_counter() - began, self._updates.busy_s - busy_s)
-        self._order = run.order
-        self._has_watched |= is_watched
-        self.steps += 1
-        if self._choice is not None and meter is not None:
-            slots = f"{binary(self.slot_bytes)} for the weights of two layers"
-            self._choice.note(shape, meter, self.stash_bytes, slots)
-        if size is not None and self.times is not None and self.skipped == skipped:
-            size.note(self.times, partial(self._has_room, shape))
+        on_host = self._choice is None or self._choice.is_on_host(shape)
+        with nullcontext() if choice is None else choice.trying():
+            with self._passing(on_host, is_watched) as run:
+                run.run_forward(self.loss, batches, divisors)
+                self._check_some_ran(run)
+                for layer in self._layers:
+                    layer.check_gradients()
+                copied = self._copied()
+                run.run_backward(partial(self._layer_is_done, arrived, norms))
+                self._update(arrived, norms)
+                self._note(run, copied, perf_counter() - began, self._updates.busy_s - busy_s)
+            self._order = run.order
+            self._has_watched |= is_watched
+            self.steps += 1
+            if self._choice is not None and meter is not None:
+                slots = f"{binary(self.slot_bytes)} for the weights of two layers"
+                self._choice.note(shape, meter, self.stash_bytes, slots)
+        if choice is not None and self.times is not None and self.skipped == skipped:
+            size = choice.size
+            choice.note(self.times, partial(self._has_room, shape))
+            if choice.size != size and self._stash is not None:
+                self._stash.release()
         total = run.losses[0]
         for loss in run.losses[1:]:
             total = total + loss
@@ -234,15 +243,9 @@ class LayerToLayerStep:
             self._check_some_ran(run)
             yield calls()
 
-    def _parts(self, batches: Sequence[Any]) -> tuple[list[Part], SizeChoice | None]:
-        """Return the micro-batches of what the step is given, and the choice that their size is of, if it is one."""
-        if self._micro_batches is not None:
-            return self._micro_batches.parts(batches)
-        return [Part(each, len(batches)) for each in batches], None
-
     def _has_room(self, shape: Hashable, size: int, other: int) -> bool:
         """Say whether micro-batches of another size fit, by what those of this size and shape needed."""
-        return self._choice is None or self._choice.needs[shape].leaves_room_for(other / size)
+        return self._choice is None or self._choice.has_room_for(shape, other / size)
 
     def _shape(self, batches: Sequence[Any]) -> Hashable:
         """Return what batches have in common that need the same memory."""

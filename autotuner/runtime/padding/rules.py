@@ -1,6 +1,5 @@
 """Models that a few tokens cannot tell about: what padding changes in them shows at other lengths, or over time."""
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,20 +59,6 @@ def _words(model: nn.Module) -> Any:
 def leaves_out_ignored(model: nn.Module) -> bool:
     """Say whether a model's own loss leaves out labels of -100, as those of transformers do."""
     return hasattr(_original(model), "loss_function") and config_of(model) is not None
-
-
-def shifts_labels(model: nn.Module) -> bool:
-    """Say whether a model's own loss leaves out each row's first label: it is one that predicts the next token.
-
-    It is known of models of transformers, by the loss that their forward reads.
-    """
-    own: Any = next((module for module in model.modules() if hasattr(type(module), "loss_function")), None)
-    if own is None or getattr(config_of(own), "is_encoder_decoder", False):
-        return False
-    code = inspect.unwrap(type(own).forward).__code__
-    if "loss_function" in code.co_names:
-        return getattr(own.loss_function, "__name__", "") == "ForCausalLMLoss"
-    return "shift_labels" in code.co_varnames
 
 
 def _original(model: nn.Module) -> Any:
