@@ -1,4 +1,4 @@
-"""What the loss of a batch is a mean of, so that losses of its micro-batches add up to it."""
+"""Items that the loss of a batch is a mean of, so that losses of its micro-batches add up to it."""
 
 import inspect
 from collections.abc import Mapping, Sequence
