@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -20,11 +21,10 @@ from autotuner.api.training import called, objective_of, trace_past_notes
 from autotuner.errors import InputError
 from autotuner.extras import needed_for
 from autotuner.plan.phrases import binary
-from autotuner.runtime.applied import GRAPHS_MAX
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.layer_to_layer.host_layer import HostLayer
 from autotuner.runtime.layer_to_layer.layer_lists import repeated_layers
-from autotuner.runtime.layer_to_layer.micro_batches import MicroBatches
+from autotuner.runtime.layer_to_layer.micro_batches import MicroBatches, of_many_sizes
 from autotuner.runtime.layer_to_layer.replaced_forward import ReplacedForward
 from autotuner.runtime.layer_to_layer.step import LayerToLayerStep
 from autotuner.runtime.loss_items import items_of
@@ -204,7 +204,8 @@ def layer_to_layer(
         if around:
             step.run_as_they_are(around)
             step.loss = _cut_by_layers(
-                torch.compile(objective, backend=_compiled_rest, options=options, dynamic=False)
+                torch.compile(objective, backend=_compiled_rest, options=options, dynamic=False),
+                has_many=micro_batch_size == "auto",
             )  # fmt: skip
     STEPS.add(step)
     return step
@@ -241,15 +242,17 @@ def _modules_around(model: nn.Module, layers: Iterable[str]) -> list[nn.Module]:
     return list(parts.values()) if is_called else []
 
 
-def _cut_by_layers(compiled: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+def _cut_by_layers(compiled: Callable[[Any], Tensor], has_many: bool) -> Callable[[Any], Tensor]:
     """Have the functions around a part that is not compiled go on in one graph behind it.
 
     So what they return and nobody reads is left out, such as logits beside their loss.
+
+    Args:
+        has_many: whether batches of many sizes are tried.
     """
 
     def run(batch: Any) -> Tensor:
-        limit = max(GRAPHS_MAX, torch._dynamo.config.recompile_limit)
-        with torch._dynamo.config.patch(nested_graph_breaks=True, recompile_limit=limit):
+        with torch._dynamo.config.patch(nested_graph_breaks=True), of_many_sizes() if has_many else nullcontext():
             return compiled(batch)
 
     return run

@@ -395,3 +395,24 @@ def test_memory_of_a_size_that_was_left_is_given_back(monkeypatch: pytest.Monkey
         most.append(sum(held))
     assert step.micro_batch_choice.size == 16
     assert 0 < max(most) <= 1.25 * most[1]  # of the first size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size, least", [("auto", 10), (None, 8)])
+def test_layers_are_compiled_for_as_many_sizes_as_are_tried(
+    monkeypatch: pytest.MonkeyPatch, size: Any, least: int
+) -> None:
+    """Torch stops at eight."""
+    lengths: set[int] = set()
+
+    def compiled(graph: Any, inputs: Any, **_: Any) -> Any:
+        lengths.update(each.shape[1] for each in inputs if isinstance(each, Tensor) and each.dim() == 3)
+        return graph.forward
+
+    monkeypatch.setattr("autotuner.api.layer_to_layer.compile_graph", compiled)
+    torch._dynamo.reset()
+    model = Net()
+    step = autotuner.layer_to_layer(model, sgd(model), loss_of, micro_batch_size=size, compiler="eager")
+    for length in range(5, 15):
+        step(rows(2, length=length))
+    assert len(lengths) == least

@@ -6,7 +6,7 @@ small size, then of twice that, as long as it pays and has room.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import BudgetError, InputError
-from autotuner.runtime.applied import GRAPHS_MAX
 from autotuner.runtime.batches import UnknownBatchError, structure_of
 from autotuner.runtime.layer_to_layer.times import LayerTimes
 from autotuner.runtime.loss_items import LossItems, shares
@@ -26,6 +25,8 @@ TIMED = 2
 """Steps of a size that are timed, behind a first one that compiles."""
 PAYS = 0.02
 """Of the time of a step, that a larger size has to save."""
+SHAPES_MAX = 64
+"""Of a layer that are compiled, where sizes are tried; torch's own limit is 8."""
 MOST = 64
 """Micro-batches of the first step, about."""
 FIRST = ("input_ids", "inputs_embeds", "labels")
@@ -111,9 +112,8 @@ class SizeChoice:
     @contextmanager
     def trying(self) -> Iterator[None]:
         """Run a step of this size: later ones are smaller if memory does not suffice. Layers may have many shapes."""
-        limit = max(GRAPHS_MAX, torch._dynamo.config.recompile_limit)
         try:
-            with torch._dynamo.config.patch(recompile_limit=limit):
+            with of_many_sizes():
                 yield
         except torch.OutOfMemoryError:
             self.go_back()
@@ -255,6 +255,13 @@ class _Split:
     def part(self, begin: int, size: int) -> Any:
         """Return some rows; tensors of one row, and all else, are shared."""
         return _cut(self.batch, self.rows, begin, size)
+
+
+def of_many_sizes() -> AbstractContextManager[None]:
+    """Let torch compile a function for as many sizes as are tried inside."""
+    config = torch._dynamo.config
+    found: AbstractContextManager[None] = config.patch(recompile_limit=max(SHAPES_MAX, config.recompile_limit))
+    return found
 
 
 def _refused(name: str, given: Any, rows: int) -> str:
