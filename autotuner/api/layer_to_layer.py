@@ -150,8 +150,8 @@ def layer_to_layer(
         micro_batch_size = _checked_size(micro_batch_size)
     if micro_batch_size is None and loss_items is not None:
         raise InputError("loss_items is for batches that a step splits: give micro_batch_size, too")
-    normed = _normed_by_batch(model)
-    if micro_batch_size is not None and normed:
+    normed = "" if micro_batch_size is None else _normed_by_batch(model)
+    if normed:
         raise InputError(
             f"{normed} takes its mean over all rows of a micro-batch, so that a batch that is split computes something "
             "else: leave micro_batch_size out"
@@ -223,7 +223,7 @@ def _checked_size(given: Any) -> int:
 
 def _normed_by_batch(model: nn.Module) -> str:
     """Return the class of a part that takes means over a batch, or "" where there is none."""
-    parts = (each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training)
+    parts = (each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm))
     return next((type(each).__name__ for each in parts), "")
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PART_S = 30.0
 """The least part of a limit that a region has, as long as so much is left: less leaves no time to search. On recorded
-times of an H200, the plan of a layer after 60 s is 2 to 6 % slower than the best (`scripts/bench_limits`)."""
+times of an H200, the plan of a layer after 60 s is 1 to 10 % slower than the best (`scripts/bench_limits`)."""
 LEAST_S = 1.0
 """The least limit of the first region, which is tuned however long reading took."""
 

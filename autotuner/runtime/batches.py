@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+IGNORED = -100
+"""The label that counts in no loss, as torch and transformers have it."""
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
-from autotuner.runtime.batches import structure_of
+from autotuner.runtime.batches import IGNORED, structure_of
 
-IGNORED = -100
-"""The label that counts in no loss, as torch and transformers have it."""
 SHIFTS = {"ForCausalLMLoss": True, "ForMaskedLMLoss": False}
 """Means over labels, by the names of transformers' functions: whether the first label of each row counts in none."""
 INTEGERS = (torch.int16, torch.int32, torch.int64)

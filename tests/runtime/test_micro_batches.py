@@ -332,6 +332,11 @@ def test_the_device_s_room_is_the_limit_where_no_budget_is_given(
         step(rows(4))
     assert max(step.micro_batch_choice.seconds) == most
     assert all(needs.budget_bytes == room for needs in step.needs)
+    stashed = step_of(Net(), micro_batch_size="auto", stash="host")
+    for _ in range(2):
+        stashed(rows(4))
+        assert stashed.stash_bytes > 0
+    assert "of inputs of layers kept on the host" in str(stashed)
 
 
 @pytest.mark.usefixtures("larger_is_faster")

@@ -18,17 +18,19 @@ class LayeredNeeds:
         least_bytes: the most that was allocated, or held by the allocator, with the inputs of layers on the host.
         inputs_bytes: of these inputs.
         before_bytes: that were allocated before the step, and are there at any time of it.
+        stays: whether the inputs are kept on the host in any case.
     """
 
     budget_bytes: int
     least_bytes: int
     inputs_bytes: int
     before_bytes: int = 0
+    stays: bool = False
 
     @property
     def has_room(self) -> bool:
-        """True where the inputs fit on the device, too."""
-        return self.least_bytes + self.inputs_bytes <= self.budget_bytes * (1 - SPARE)
+        """True where the inputs fit on the device, too, and may be there."""
+        return not self.stays and self.least_bytes + self.inputs_bytes <= self.budget_bytes * (1 - SPARE)
 
     def __str__(self) -> str:
         where = "the device" if self.has_room else "the host"
@@ -57,7 +59,7 @@ class StashChoice:
         self.needs: dict[Hashable, LayeredNeeds] = {}
 
     def is_on_host(self, shape: Hashable) -> bool:
-        return self._stays or shape not in self.needs or not self.needs[shape].has_room
+        return shape not in self.needs or not self.needs[shape].has_room
 
     def note(self, shape: Hashable, meter: MemoryMeter, inputs_bytes: int, parts: str) -> None:
         """Note what the first step of a shape needed.
@@ -71,7 +73,7 @@ class StashChoice:
         """
         laps, reserved_bytes = meter.stop()
         least = max(*laps, reserved_bytes + meter.others_bytes)
-        found = LayeredNeeds(self._available(), least, inputs_bytes, laps[0])
+        found = LayeredNeeds(self._available(), least, inputs_bytes, laps[0], self._stays)
         self.needs[shape] = found
         if self._budget_bytes is not None and found.least_bytes > self._budget_bytes:
             raise BudgetError(
@@ -81,7 +83,7 @@ class StashChoice:
             )
 
     def has_room_for(self, shape: Hashable, times: float) -> bool:
-        """Say whether micro-batches that are so many times as large surely fit, whatever of a step grows with them."""
+        """Say whether micro-batches that are so many times as large fit, if all grows that was not there before."""
         found = self.needs[shape]
         grown = found.before_bytes + times * (found.least_bytes - found.before_bytes)
         return grown <= self._available() * (1 - SPARE)

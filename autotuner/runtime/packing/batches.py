@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from autotuner.errors import InputError
+from autotuner.runtime.batches import IGNORED
 from autotuner.runtime.packing.bounds import bounds_of, mask_of
 
-IGNORED = -100
-"""The label of tokens that have no part in the loss."""
 PER_TOKEN = ("input_ids", "inputs_embeds")
 """One of these says how many tokens a batch has."""
 

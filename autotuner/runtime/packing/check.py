@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
-from autotuner.runtime.packing.batches import IGNORED, Packer
+from autotuner.runtime.batches import IGNORED
+from autotuner.runtime.packing.batches import Packer
 from autotuner.runtime.packing.interface import NAME, recorded, set_attention
 from autotuner.runtime.padding.rules import padding_token
 

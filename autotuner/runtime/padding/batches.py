@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from autotuner.runtime.batches import CONSTANTS
-
-IGNORED = -100
-"""The label of a token, or of a sequence, that has no loss."""
+from autotuner.runtime.batches import CONSTANTS, IGNORED
 
 Kind = Literal["tokens", "mask", "types", "positions", "labels"]
 Extents = tuple[int, ...]

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autotuner.runtime.batches import IGNORED
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.host_randomness import HostRandomness
-from autotuner.runtime.padding.batches import IGNORED, BatchForm, Entry, Extents, NotPaddedError
+from autotuner.runtime.padding.batches import BatchForm, Entry, Extents, NotPaddedError
 from autotuner.runtime.padding.constant_draws import ConstantDraws, UnknownDrawError
 from autotuner.runtime.padding.module_state import ModuleState, unlike
 from autotuner.runtime.padding.rules import config_of, free, refused
