@@ -16,8 +16,8 @@ from autotuner.api.packing import packed, unpacked_again
 from autotuner.api.training import training_step
 from autotuner.errors import InputError
 from autotuner.plan.phrases import binary
+from autotuner.runtime.batches import IGNORED
 from autotuner.runtime.devices import device_runtime
-from autotuner.runtime.packing.batches import IGNORED
 from autotuner.runtime.packing.interface import attention_of
 from autotuner.runtime.processes import are_several
 
