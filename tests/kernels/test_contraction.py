@@ -45,9 +45,22 @@ def test_every_layout_row_equals_the_reference(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", COUNTS)
 def test_every_layout_row_of_a_small_layer_equals_the_reference(kernel: str) -> None:
-    calls = admitted(kernel, ODD, variants=[0])
+    calls = admitted(kernel, ODD | {"b": 2, "n": 3, "p": 2}, variants=[0])  # a loop is over the shorter of b and n
     assert calls
     assert faults(calls) == {}
+
+
+@pytest.mark.parametrize("kernel", ["torch_matmul_loop_inner", "torch_matmul_loop_inner_scale"])
+def test_a_loop_runs_over_the_shorter_batch_axis(kernel: str) -> None:
+    windows = ODD | {"b": 7, "n": 2}
+    calls = admitted(kernel, windows, variants=[0])
+    assert calls
+    assert faults(calls) == {}
+    assert hidden_copies(calls) == {}
+    outer = kernel.replace("_inner", "")
+    assert not admitted(outer, windows, variants=[0])
+    assert admitted(outer, windows | {"b": 2}, variants=[0])
+    assert not admitted(kernel, windows | {"b": 2}, variants=[0])
 
 
 @pytest.mark.slow
@@ -180,7 +193,8 @@ def test_a_loop_wants_two_batch_axes() -> None:
     assert refusal("torch_matmul_loop", PROJECTION, "abc", "abc", "abcd") == (
         "'abc,dec->abde' has not exactly two batch axes"
     )
-    assert list(KERNELS["torch_matmul_loop"].layouts(PROJECTION)) == []
+    for kernel in ("torch_matmul_loop", "torch_matmul_loop_inner"):
+        assert list(KERNELS[kernel].layouts(PROJECTION)) == []
 
 
 @pytest.mark.slow

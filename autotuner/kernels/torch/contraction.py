@@ -8,7 +8,7 @@ from torch import Tensor
 
 from autotuner.ir.records import Call, Node
 from autotuner.kernels.geometry import as_matrices, letter_extents, operand_letters, operand_numbers
-from autotuner.kernels.rules.contraction import contraction_of, loop_letters
+from autotuner.kernels.rules.contraction import contraction_of, loop_letter
 
 Run = Callable[[], None]
 
@@ -21,13 +21,12 @@ def matmul(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> R
 
 def matmul_loop(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """One batched product for each index of the first batch axis, where two batch axes do not act as one."""
-    slices = _slices(call, inputs, outputs)
+    return _loop(_slices(call, inputs, outputs, inner=False))
 
-    def run() -> None:
-        for a, b, c in slices:
-            torch.bmm(a, b, out=c)
 
-    return run
+def matmul_loop_inner(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """As `matmul_loop`, for each index of the second batch axis."""
+    return _loop(_slices(call, inputs, outputs, inner=True))
 
 
 def matmul_plus(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
@@ -80,8 +79,23 @@ def matmul_scale(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 
 def matmul_loop_scale(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """As `matmul_loop`, each product times a constant."""
-    slices, factor = _slices(call, inputs, outputs), _factor(call)
+    return _loop_scale(_slices(call, inputs, outputs, inner=False), _factor(call))
 
+
+def matmul_loop_inner_scale(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """As `matmul_loop_inner`, each product times a constant."""
+    return _loop_scale(_slices(call, inputs, outputs, inner=True), _factor(call))
+
+
+def _loop(slices: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Run:
+    def run() -> None:
+        for a, b, c in slices:
+            torch.bmm(a, b, out=c)
+
+    return run
+
+
+def _loop_scale(slices: Sequence[tuple[Tensor, Tensor, Tensor]], factor: float) -> Run:
     def run() -> None:
         for a, b, c in slices:
             torch.baddbmm(c, a, b, beta=0, alpha=factor, out=c)
@@ -136,12 +150,12 @@ def product_matrices(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Ten
     return _views(call, node, _operands(call, node, inputs, outputs))
 
 
-def _slices(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return the matrices of each index of the looped axis."""
+def _slices(
+    call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, inner: bool
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return the matrices of each index of the looped axis: the first or, with `inner`, the second batch axis."""
     node = contraction_of(call.subgraph)
-    letters = loop_letters(node)
-    assert letters is not None
-    looped = letters[0]
+    looped = loop_letter(node, inner)
     tensors = _operands(call, node, inputs, outputs)
     bound = operand_letters(node)
     views = _views(call, node, tensors, looped)
