@@ -1,8 +1,10 @@
 """Kernels of operators that carry a program: each verifies, in every order that its rule admits; and tuned models."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+import torch
 
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.cost import operator_flop
@@ -10,6 +12,7 @@ from autotuner.ir.graph import Graph, Operator, Role, Tensor
 from autotuner.ir.records import Call, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
+from autotuner.kernels.torch import programmed
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.tolerance import allowed
 from autotuner.measure.verification import References, fault
@@ -69,6 +72,30 @@ def test_a_program_is_right_as_it_is_declared(dtype: str) -> None:
     calls = calls_of(graph_of("program", "blh,lp->bnlp", text, EXTENTS), "torch_program", "torch_program_grad")
     assert {call.subgraph.kinds for call in calls} == {("program",), ("program_grad",)}
     assert faults(calls) == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_gradient_is_traced_within_a_backward(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread runs all of a GPU's backward; where it builds a kernel, it waits, and can differentiate nothing."""
+    text = written(WINDOW, [["float32", [2, 5, 12], True], ["float32", [5, 4], True]], ["float32", [2, 3, 5, 4]])
+    call = calls_of(graph_of("program", "blh,lp->bnlp", text, EXTENTS), "torch_program_grad")[0]
+    values = Values(call.subgraph, device=torch.device(device))
+    ((inputs, outputs),) = Buffers(values.device).sets(call, values, 1)
+    kernel, spread, built = KERNELS["torch_program_grad"], [], []
+
+    def gradients(*given: Any) -> Any:
+        spread.append(torch._C._is_multithreading_enabled())
+        return gradients_of(*given)
+
+    gradients_of = programmed.gradients
+    monkeypatch.setattr(programmed, "gradients", gradients)
+    monkeypatch.setattr(programmed, "_TRACED", {})
+    x = torch.ones(1, device=device, requires_grad=True).clone()
+    x.register_hook(lambda _: built.append(kernel.builder()(call, inputs, outputs)))
+    x.backward()
+    assert spread == [False]
+    assert fault(call, kernel, built[0], values, References(), inputs, outputs) is None
 
 
 @pytest.mark.slow

@@ -116,7 +116,9 @@ def _steps(call: Call, operands: Sequence[Tensor]) -> fx.GraphModule:
     """Return the traced calls; they are traced once for each call key and process.
 
     They are traced in a thread of their own: a kernel may be built while compiled code runs an operator, and there
-    torch's dispatcher is below autograd, or inside of a mode, so that nothing can be differentiated.
+    torch's dispatcher is below autograd, or inside of a mode, so that nothing can be differentiated. All of the
+    gradient is computed by that thread: else torch leaves it to the one thread that runs a device's backward, which may
+    be the one that waits here.
     """
     key, (node,) = (call.key, operands[0].device), call.subgraph.nodes
     if key not in _TRACED:
@@ -127,7 +129,7 @@ def _steps(call: Call, operands: Sequence[Tensor]) -> fx.GraphModule:
 
 def _trace(node: Node, operands: Sequence[Tensor]) -> fx.GraphModule:
     mode = FakeTensorMode()
-    with torch.no_grad(), mode:
+    with torch.no_grad(), torch.autograd.set_multithreading_enabled(False), mode:
         fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
         found = make_fx(lambda *each: PROGRAMMED[node.kind](node, each))(*fakes)
     found.graph.eliminate_dead_code()
