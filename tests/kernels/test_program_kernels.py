@@ -12,7 +12,7 @@ from autotuner.ir.graph import Graph, Operator, Role, Tensor
 from autotuner.ir.records import Call, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.kernels.torch import programmed
+from autotuner.kernels.torch import programmed, programs
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.tolerance import allowed
 from autotuner.measure.verification import References, fault
@@ -86,14 +86,13 @@ def test_a_gradient_is_traced_within_a_backward(device: str, monkeypatch: pytest
 
     def gradients(*given: Any) -> Any:
         spread.append(torch._C._is_multithreading_enabled())
-        return gradients_of(*given)
+        return programs.gradients(*given)
 
-    gradients_of = programmed.gradients
     monkeypatch.setattr(programmed, "gradients", gradients)
     monkeypatch.setattr(programmed, "_TRACED", {})
     x = torch.ones(1, device=device, requires_grad=True).clone()
-    x.register_hook(lambda _: built.append(kernel.builder()(call, inputs, outputs)))
-    x.backward()
+    x.register_hook(lambda _: built.append(kernel.builder()(call, inputs, outputs)))  # type: ignore[no-untyped-call]
+    torch.autograd.backward(x)
     assert spread == [False]
     assert fault(call, kernel, built[0], values, References(), inputs, outputs) is None
 
