@@ -50,9 +50,9 @@ def test_without_dropout_the_page_compares_each_step_with_eager_s() -> None:
 
 
 def test_layer_to_layer_trains_as_eager_does(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "scripts" / "bench_loss", "--model", "gpt2", "--steps", "4", "--seeds", "1",
+    command = [sys.executable, str(ROOT / "scripts/bench_loss"), "--model", "gpt2", "--steps", "4", "--seeds", "1",
                "--width", "32", "--layers", "2", "--length", "8", "--rows", "4", "--dropout", "0", "--compiler",
-               "eager", "--side", "layer to layer", "--micro-batch", "2", "--output", tmp_path]  # fmt: skip
+               "eager", "--side", "layer to layer", "--micro-batch", "2", "--output", str(tmp_path)]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
     (run,) = json.loads((tmp_path / "bench_loss_gpt2_cpu_layer_to_layer.json").read_text())["runs"]
     assert len(run["eager"]["losses"]) == 4
