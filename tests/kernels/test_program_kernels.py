@@ -1,7 +1,8 @@
 """Kernels of operators that carry a program: each verifies, in every order that its rule admits; and tuned models."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from autotuner.ir.graph import Graph, Operator, Role, Tensor
 from autotuner.ir.records import Call, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
-from autotuner.kernels.torch import programmed, programs
+from autotuner.kernels.torch import programmed
 from autotuner.measure.operands import Buffers, Values
 from autotuner.measure.tolerance import allowed
 from autotuner.measure.verification import References, fault
 from autotuner.space.fusion import covers
+from tests.docs.blocks import ROOT
 from tests.programs import expression, graph_of, written
 
 EXTENTS = {"b": 2, "l": 5, "n": 3, "p": 4, "h": 12}
@@ -74,26 +76,28 @@ def test_a_program_is_right_as_it_is_declared(dtype: str) -> None:
     assert faults(calls) == []
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_gradient_is_traced_within_a_backward(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread runs all of a GPU's backward; where it builds a kernel, it waits, and can differentiate nothing."""
+def turned() -> Call:
+    """Return a call of the kernel that differentiates a program."""
     text = written(WINDOW, [["float32", [2, 5, 12], True], ["float32", [5, 4], True]], ["float32", [2, 3, 5, 4]])
-    call = calls_of(graph_of("program", "blh,lp->bnlp", text, EXTENTS), "torch_program_grad")[0]
-    values = Values(call.subgraph, device=torch.device(device))
+    return calls_of(graph_of("program", "blh,lp->bnlp", text, EXTENTS), "torch_program_grad")[0]
+
+
+def test_a_gradient_is_traced_within_the_backward_of_a_device_that_has_one_thread_for_it() -> None:
+    command = [sys.executable, "-m", "tests.kernels.traced_in_backward"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120)
+    assert "torch.ops.aten.permute.default" in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
+def test_a_gradient_is_traced_within_a_gpu_s_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, kernel, built = turned(), KERNELS["torch_program_grad"], []
+    values = Values(call.subgraph, device=torch.device("cuda"))
     ((inputs, outputs),) = Buffers(values.device).sets(call, values, 1)
-    kernel, spread, built = KERNELS["torch_program_grad"], [], []
-
-    def gradients(*given: Any) -> Any:
-        spread.append(torch._C._is_multithreading_enabled())
-        return programs.gradients(*given)
-
-    monkeypatch.setattr(programmed, "gradients", gradients)
     monkeypatch.setattr(programmed, "_TRACED", {})
-    x = torch.ones(1, device=device, requires_grad=True).clone()
+    x = torch.ones(1, device="cuda", requires_grad=True).clone()
     x.register_hook(lambda _: built.append(kernel.builder()(call, inputs, outputs)))  # type: ignore[no-untyped-call]
     torch.autograd.backward(x)
-    assert spread == [False]
     assert fault(call, kernel, built[0], values, References(), inputs, outputs) is None
 
 
