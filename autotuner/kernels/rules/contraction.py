@@ -212,7 +212,7 @@ OR_CAST = (Operators(("contraction",)), Operators(("contraction", "cast")))
 """A product, or one that is written in a wider type than its operands have."""
 _single = partial(Kernel, layouts=product_layouts, anchors=True, pitched=True)
 _looped = partial(Kernel, layouts=loop_layouts, anchors=True, merges=False, pitched=True)
-_looped_inner = partial(_looped, layouts=partial(loop_layouts, inner=True))
+_inner = partial(_looped, layouts=partial(loop_layouts, inner=True))
 _NO_INNER_ON_CPU, _NO_INNER = partial(no_loop_on_cpu, inner=True), partial(no_loop_over_products, inner=True)
 _PRODUCT, _BIAS, _ADD, _SCALE = (("contraction", *then) for then in ((), ("bias",), ("add",), ("scale",)))
 KERNELS.add(
@@ -222,16 +222,14 @@ KERNELS.add(
     _single("torch_matmul_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_scale", not_one_product_on_cpu),
     _looped("torch_matmul_loop", _PRODUCT, f"{_IMPLEMENTATION}:matmul_loop", no_loop_on_cpu),
     _looped("torch_matmul_loop_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_loop_scale", no_loop_on_cpu),
-    _looped_inner("torch_matmul_loop_inner", _PRODUCT, f"{_IMPLEMENTATION}:matmul_loop_inner", _NO_INNER_ON_CPU),
-    _looped_inner(
-        "torch_matmul_loop_inner_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_loop_inner_scale", _NO_INNER_ON_CPU
-    ),
+    _inner("torch_matmul_loop_inner", _PRODUCT, f"{_IMPLEMENTATION}:matmul_loop_inner", _NO_INNER_ON_CPU),
+    _inner("torch_matmul_loop_inner_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_loop_inner_scale", _NO_INNER_ON_CPU),
     _single("cublas_matmul", _PRODUCT, f"{_IMPLEMENTATION}:matmul", not_one_product, patterns=OR_CAST),
     _single("cublas_matmul_bias", _BIAS, f"{_IMPLEMENTATION}:matmul_row_bias", not_one_product),
     _single("cublas_matmul_add", _ADD, f"{_IMPLEMENTATION}:matmul_plus", not_one_product, pitched=False),
     _single("cublas_matmul_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_scale", not_one_product),
     _looped("cublas_matmul_loop", _PRODUCT, f"{_IMPLEMENTATION}:matmul_loop", no_loop_over_products),
     _looped("cublas_matmul_loop_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_loop_scale", no_loop_over_products),
-    _looped_inner("cublas_matmul_loop_inner", _PRODUCT, f"{_IMPLEMENTATION}:matmul_loop_inner", _NO_INNER),
-    _looped_inner("cublas_matmul_loop_inner_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_loop_inner_scale", _NO_INNER),
+    _inner("cublas_matmul_loop_inner", _PRODUCT, f"{_IMPLEMENTATION}:matmul_loop_inner", _NO_INNER),
+    _inner("cublas_matmul_loop_inner_scale", _SCALE, f"{_IMPLEMENTATION}:matmul_loop_inner_scale", _NO_INNER),
 )
