@@ -20,7 +20,7 @@ from tests.runtime.capture.test_experts import Sorted
 from tests.runtime.plans import TINY, WIDER, configuration, in_bfloat16, model
 from tests.runtime.test_applied import MODULES, configurations, inputs
 
-FEW_TOKENS = {"b": 8, "l": 3, "h": 16, "n": 2, "p": 8, "f": 64}
+FEW_TOKENS = {"b": 4, "l": 5, "h": 16, "n": 4, "p": 4, "f": 64}
 
 
 def test_a_wrong_plan_does_not_pass() -> None:
