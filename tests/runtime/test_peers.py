@@ -1,8 +1,9 @@
 """The peers' layers and what is made of their timings; the timing itself is tested where there is a device."""
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise, repeat
 
 import pytest
 import torch
@@ -58,12 +59,28 @@ def test_each_side_comes_as_often_behind_each_other_one() -> None:
     found = rounds({name: partial(turn, name) for name in "abc"}, 6)
     assert "".join(order) == "abc" + "bca" + "cab" + "cba" + "acb" + "bac"
     assert found["a"] == [1, 6, 8, 12, 13, 17]
-    for count in range(2, 8):
-        orders = balanced_orders(count)
+    for sides in range(2, 8):
+        orders = balanced_orders(sides)
         behind = Counter(pair for each in orders for pair in pairwise(each))
-        assert len(behind) == count * (count - 1)
+        assert len(behind) == sides * (sides - 1)
         assert len(set(behind.values())) == 1
-        assert all(sorted(each) == [*range(count)] for each in orders)
+        assert all(sorted(each) == [*range(sides)] for each in orders)
+
+
+def test_rounds_end_once_every_median_is_known_well() -> None:
+    def turn(times: Iterator[float]) -> float:
+        return next(times)
+
+    def taken(off: float, samples: int = 30, settled_share: float = 0.005) -> int:
+        noisy = (100 * (1 + off * (-1) ** number) for number in count())
+        found = rounds({"a": partial(turn, repeat(7.0)), "b": partial(turn, noisy)}, samples, settled_share)
+        assert len(found["a"]) == len(found["b"])
+        return len(found["b"])
+
+    assert taken(0.004) == 8
+    assert taken(0.006) == 30
+    assert taken(0.004, samples=5) == 5
+    assert taken(0.0, settled_share=0.0) == 30
 
 
 def test_a_sides_clock_is_the_median_of_its_turns_and_none_where_nobody_says() -> None:

@@ -15,15 +15,21 @@ __all__ = ["ReadyPeers", "as_measured", "peak_bytes", "ready_peers", "time_peers
 
 
 def time_peers(
-    configuration: Configuration, samples: int = 50, threads: int | None = None, ready: ReadyPeers | None = None
+    configuration: Configuration,
+    samples: int = 50,
+    threads: int | None = None,
+    ready: ReadyPeers | None = None,
+    *,
+    settled_share: float = 0.0,
 ) -> Measured:
     """Time a configuration's training step and its peers', interleaved, on the configuration's device.
 
     Args:
         configuration: what to run.
-        samples: turns timed of each.
+        samples: turns timed of each, at most.
         threads: that torch may use meanwhile; as set, if None.
         ready: the peers, where they were built before.
+        settled_share: fewer turns do where each median is known so well, as by `training_loop.rounds`.
 
     Returns:
         Medians in microseconds, and what a step allocates at most, in bytes. A peer that cannot run here, or not be
@@ -34,8 +40,8 @@ def time_peers(
     """
     ready = ready or ReadyPeers()
     if configuration.environment["device_type"] == CUDA:
-        return as_measured(*time_on_cuda(configuration, samples, ready.on_cuda))
-    return as_measured(*time_on_cpu(configuration, samples, threads, ready.on_cpu))
+        return as_measured(*time_on_cuda(configuration, samples, ready.on_cuda, settled_share))
+    return as_measured(*time_on_cpu(configuration, samples, threads, ready.on_cpu, settled_share))
 
 
 def as_measured(

@@ -28,12 +28,17 @@ PLAN, COMPILED = "plan", "torch.compile"
 
 
 def time_on_cpu(
-    configuration: Configuration, samples: int, threads: int | None, peers: Mapping[str, TrainingLoop] | None = None
+    configuration: Configuration,
+    samples: int,
+    threads: int | None,
+    peers: Mapping[str, TrainingLoop] | None = None,
+    settled_share: float = 0.0,
 ) -> tuple[dict[str, list[float]], dict[str, int], BesideKernels]:
     """Time a configuration's training step and its peers', interleaved.
 
     Args:
         peers: those of its model, where they are built already.
+        settled_share: as for `rounds`.
 
     Returns:
         Times and peak of each side, and what the plan's step takes beside its kernels.
@@ -44,9 +49,10 @@ def time_on_cpu(
         plan.warm()
         loops = {PLAN: plan, **(peers_on_cpu(model) if peers is None else peers)}
         peaks = {name: TrainingLoop(loop.layer, MadeUpCall.of(model)).peak_bytes() for name, loop in loops.items()}
-        times = rounds({name: partial(turn_us, loop) for name, loop in loops.items()}, samples)
+        times = rounds({name: partial(turn_us, loop) for name, loop in loops.items()}, samples, settled_share)
         plan.skip_kernels()
-        return times, peaks, BesideKernels(median(turn_us(plan) for _ in range(samples)))
+        beside = rounds({PLAN: partial(turn_us, plan)}, samples, settled_share)
+        return times, peaks, BesideKernels(median(beside[PLAN]))
 
 
 def peers_on_cpu(model: Model) -> dict[str, TrainingLoop]:

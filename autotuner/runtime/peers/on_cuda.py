@@ -82,18 +82,22 @@ class TimedStep:
 
 
 def time_on_cuda(
-    configuration: Configuration, samples: int, peers: Mapping[str, TimedStep] | None = None
+    configuration: Configuration,
+    samples: int,
+    peers: Mapping[str, TimedStep] | None = None,
+    settled_share: float = 0.0,
 ) -> tuple[dict[str, list[float]], dict[str, int | None], BesideKernels]:
     """Time a configuration's training step and its peers', interleaved.
 
     Args:
         peers: those of its model, where they are built already.
+        settled_share: as for `rounds`.
 
     Returns:
         Times and peak of each side, and what the plan's step takes beside its kernels.
     """
     sides = own_sides(configuration) | dict(peers_on_cuda(configuration.model) if peers is None else peers)
-    times = rounds({name: side.turn_us for name, side in sides.items()}, samples)
+    times = rounds({name: side.turn_us for name, side in sides.items()}, samples, settled_share)
     peaks = {name: side.peak_bytes for name, side in sides.items()}
     return times, peaks, beside_kernels(configuration, encoder_layer, sides, times, samples)
 

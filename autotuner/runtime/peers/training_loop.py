@@ -1,16 +1,20 @@
 """A layer that is stepped as a training loop steps it, what a step allocates, and turns of several such loops."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 from torch import nn
 
 from autotuner.measure.devices import device_of
+from autotuner.measure.race import interval
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.function import lease_of
 from autotuner.runtime.module import TunedModule
 
 WARM_STEPS = 5
 RECORDED_STEPS = 2
+ROUNDS_MIN = 8
+"""Fewer give no interval of a median that says much."""
 
 
 class TrainingLoop:
@@ -71,11 +75,17 @@ def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
     return TrainingLoop(layer, call).peak_bytes()
 
 
-def rounds(turns: Mapping[str, Callable[[], float]], samples: int) -> dict[str, list[float]]:
+def rounds(
+    turns: Mapping[str, Callable[[], float]], samples: int, settled_share: float = 0.0
+) -> dict[str, list[float]]:
     """Take a turn of each once per round, in orders in which each comes as often behind any other.
 
     What has run before changes a turn: behind a step that leaves the device half idle, it is cooler, and its clock is
     higher.
+
+    Args:
+        samples: rounds, at most.
+        settled_share: no more rounds once each median is known so well, by half of its 95 % interval over it.
     """
     names = list(turns)
     orders = balanced_orders(len(names))
@@ -83,7 +93,15 @@ def rounds(turns: Mapping[str, Callable[[], float]], samples: int) -> dict[str, 
     for number in range(samples):
         for place in orders[number % len(orders)]:
             times[names[place]].append(turns[names[place]]())
+        if number + 1 >= ROUNDS_MIN and all(is_settled(found, settled_share) for found in times.values()):
+            break
     return times
+
+
+def is_settled(samples: Sequence[float], share: float) -> bool:
+    """Say whether half of the 95 % interval of a median is within a share of the median; never for a share of 0."""
+    low, high = interval(samples)
+    return share > 0 and (high - low) / 2 <= share * median(samples)
 
 
 def balanced_orders(count: int) -> list[list[int]]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from autotuner.runtime import ReadyPeers
 
 POLL_S = 0.5
+SETTLED_SHARE = 0.005
+"""How well the medians of the plan and its peers are known where fewer turns than those asked for do."""
 _PROGRAM = (
     "import json, sys; pipe, parent, path = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from autotuner.server.worker.timing import main; main(pipe, parent)"
@@ -114,7 +116,7 @@ def time_apart(
     The process holds the device's lock meanwhile. It is killed where the work is not to go on.
 
     Args:
-        samples: turns of each peer; 0 for a model that has none.
+        samples: turns of each peer, at most; 0 for a model that has none.
         waiting: told while the lock is waited for, as by `locked`.
         started: a process that was started for it before; another takes its place where that was lost.
 
@@ -197,7 +199,9 @@ def _timed(
         with locked(lock_path(configuration.environment["device_type"]), alone=True, waiting=waiting):
             chosen = with_measured_overlap(configuration)
             if samples:
-                chosen = chosen.with_measured(time_peers(chosen, samples, threads=threads, ready=ready))
+                chosen = chosen.with_measured(
+                    time_peers(chosen, samples, threads=threads, ready=ready, settled_share=SETTLED_SHARE)
+                )
             return {"configuration": chosen.to_json()}
     except AutotunerError as error:
         return {"error": type(error).__name__, "message": str(error)}
