@@ -11,7 +11,7 @@ class HeadAxes:
     """Letters of one of attention's two products.
 
     Args:
-        batch: of all operands.
+        batch: of all operands: one axis, or two that follow each other.
         shared: heads of keys and values; "" where there is one for all heads of queries.
         group: heads of queries for each of these; "" where there are as many heads of keys as of queries.
         rows: of queries.
@@ -64,16 +64,14 @@ class HeadOperand:
         heads_first: the same letters as batch, heads (one axis, or two), rows, features.
         rows_first: as batch, rows, heads, features.
         heads: the letters of its heads.
+        batch: the letters of its batch.
     """
 
     declared: str
     heads_first: str
     rows_first: str
     heads: str
-
-    @property
-    def batch(self) -> str:
-        return self.heads_first[0]
+    batch: str
 
     @property
     def features(self) -> str:
@@ -81,11 +79,11 @@ class HeadOperand:
 
     @classmethod
     def of_query(cls, declared: str, axes: HeadAxes) -> "HeadOperand":
-        return cls(declared, axes.query, axes.query_rows_first, axes.heads)
+        return cls(declared, axes.query, axes.query_rows_first, axes.heads, axes.batch)
 
     @classmethod
     def of_key(cls, declared: str, axes: HeadAxes) -> "HeadOperand":
-        return cls(declared, axes.key, axes.key_rows_first, axes.shared)
+        return cls(declared, axes.key, axes.key_rows_first, axes.shared, axes.batch)
 
 
 def head_axes(query: str, key: str, weights: str) -> HeadAxes | None:
@@ -98,18 +96,20 @@ def head_axes(query: str, key: str, weights: str) -> HeadAxes | None:
 
     >>> head_axes("bqgrp", "bkgp", "bgrqk").heads, head_axes("bqrp", "bkp", "brqk").heads
     ('gr', 'r')
+    >>> head_axes("bwqgp", "bwkgp", "bwgqk").batch
+    'bw'
     """
     both = [letter for letter in weights if letter in query and letter in key]
     own = [letter for letter in weights if letter in query and letter not in key]
     columns = [letter for letter in weights if letter not in query]
     features = [letter for letter in query if letter not in weights]
-    if (len(columns), len(features)) != (1, 1) or (len(both), len(own)) not in ((2, 1), (2, 2), (1, 2)):
+    if (len(columns), len(features)) != (1, 1) or (len(both), len(own)) not in ((2, 1), (2, 2), (1, 2), (3, 1)):
         return None
-    batch, *shared = both
+    batch, shared = "".join(both[: max(1, len(both) - 1)]), "".join(both[max(1, len(both) - 1) :])
     *group, rows = own
-    if query.index(batch) > min(query.index(letter) for letter in (*shared, *group)):
+    if batch not in query or batch not in key or query.index(batch) > min(map(query.index, (*shared, *group))):
         return None
-    found = HeadAxes(batch, "".join(shared), "".join(group), rows, columns[0], features[0])
+    found = HeadAxes(batch, shared, "".join(group), rows, columns[0], features[0])
     fits = weights == found.weights and sorted(query) == sorted(found.query) and sorted(key) == sorted(found.key)
     return found if fits else None
 

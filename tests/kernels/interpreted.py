@@ -20,6 +20,7 @@ from autotuner.kernels import KERNELS
 from autotuner.kernels.registry import load
 from autotuner.kernels.rules.attention import added_mask
 from autotuner.kernels.rules.attention_triton import BACKWARD_PARAMS, FORWARD_PARAMS, WIDE
+from autotuner.kernels.triton import attention
 from autotuner.measure.operands import Values
 from autotuner.measure.verification import References, fault
 from autotuner.space.fusion import covers
@@ -55,6 +56,7 @@ ADDED: Mapping[str, tuple[str, str, str, float] | tuple[str, str, str, float, fl
     "bias of a batch entry": ("bias", "bnqk", "bqnp", 0.0),
     "bias of all heads": ("bias", "qk", "bqnp", 0.25),
     "bias of heads that share a key": ("bias", "nrqk", "bqnrp", 0.0),
+    "bias of all heads that share keys": ("bias", "qk", "bqnrp", 0.0),
     "mask over rows": ("mask", "bqk", "bqnrp", 0.0),
     "mask of each head": ("mask", "nrk", "bqnrp", 0.25),
     "heads before rows": ("bias", "nqk", "bnqp", 0.25),
@@ -66,25 +68,32 @@ ADDED: Mapping[str, tuple[str, str, str, float] | tuple[str, str, str, float, fl
     "bias of causal attention": ("bias+causal_mask", "nqk", "bqnp", 0.25),
     "mask of causal attention": ("mask+causal_mask", "bk", "bqnrp", 0.0),
     "one key for all heads": ("mask", "bqk", "bqrp", 0.25),
+    "bias and a mask": ("bias+mask", "nqk+bqk", "bqnp", 0.0),
+    "bias and a mask of keys": ("bias+mask", "nqk+bk", "bqnp", 0.25),
+    "bias of all windows": ("bias", "qkn", "wbqnp", 0.25),
+    "bias of all windows and a mask of each": ("bias+mask", "qkn+bqk", "wbqnp", 0.0),
+    "mask of each window": ("mask", "bqk", "wbqnp", 0.0),
 }
-"""Kind and axes of what is added to the scores, axes of the query, the share of weights that is dropped, and what the
+"""Kinds and axes of what is added to the scores, axes of the query, the share of weights that is dropped, and what the
 scores are capped at, where they are scaled as well."""
 
 
 def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0) -> Graph:
     """Return attention that adds something to its scores, with its gradients."""
     length = WORDS["l"] if p else ODD["l"]
-    extents = {"b": 2, "n": 2, "r": 3, "q": length, "k": length, "p": 16}
-    heads = "".join(letter for letter in "nr" if letter in query)
-    scores, weights = f"b{heads}qk", f"b{heads}q"
-    key = "bknp" if "n" in query else "bkp"
+    extents = {"w": 3, "b": 2, "n": 2, "r": 3, "q": length, "k": length, "p": 16}
+    heads, windows = ("".join(letter for letter in letters if letter in query) for letters in ("nr", "w"))
+    scores, weights = f"{windows}b{heads}qk", f"{windows}b{heads}q"
+    key = f"{windows}bknp" if "n" in query else "bkp"
     given = {"query": query, "key": key, "value": key}
     made = {"scores": scores, "moved": scores, "weights": scores, "out": query}
     tensors = {name: Tensor(name, own, "float16", "input") for name, own in given.items()}
     tensors |= {name: Tensor(name, own, "float16", "activation") for name, own in made.items()}
-    given_axes = [axes] if axes else []
-    if axes:
-        tensors["added"] = Tensor("added", axes, "float16", "input", constant=kind.startswith("mask"))
+    kinds = kind.split("+") if kind else []
+    adding_kinds = [each for each in kinds if each != "causal_mask"]
+    given_axes = dict(zip(adding_kinds, axes.split("+"), strict=False))
+    for each in adding_kinds:
+        tensors[each] = Tensor(each, given_axes[each], "float16", "input", constant=each == "mask")
     moving: list[Operator] = []
     last = "scores"
     if cap:
@@ -96,10 +105,10 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0) -
         tensors |= {name: Tensor(name, scores, "float16", "activation") for name in ("scaled", "capped")}
         last = "capped"
     del tensors["moved"]
-    for each in kind.split("+") if kind else ():
+    for each in kinds:
         hides = (("query_axis", "q"), ("key_axis", "k")) if each == "causal_mask" else ()
-        spec = ",".join((scores, *(given_axes if not hides else ())))
-        read = (last, *(["added"] if axes and not hides else []))
+        spec = ",".join((scores, *([given_axes[each]] if each in given_axes else [])))
+        read = (last, *([each] if each in given_axes else []))
         name = f"moved_by_{each}"
         tensors[name] = Tensor(name, scores, "float16", "activation")
         moving.append(Operator(name, each, f"{spec}->{scores}", read, (name,), hides))
@@ -215,6 +224,7 @@ def hidden_by_bias() -> dict[str, str]:
 
 if __name__ == "__main__":
     patch_once()
+    attention.PROGRAMS = 5  # gradients of a bias by a few programs in whole, of others in parts, of which one is empty
     made = {
         case: calls(extents, "float16", **options)  # type: ignore[arg-type]
         for case, (extents, options) in CASES.items()

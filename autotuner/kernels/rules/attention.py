@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from math import floor
 
 from autotuner.ir.records import Candidate, Subgraph, TensorType
@@ -26,6 +27,7 @@ CAUSAL_FORWARD = ("contraction", "scale", "causal_mask", "softmax", "contraction
 MASKED_FORWARD = ("contraction", "scale", "mask", "softmax", "contraction")
 BIASED_FORWARD = ("contraction", "scale", "bias", "softmax", "contraction")
 BIASED_CAUSAL_FORWARD = ("contraction", "scale", "bias", "causal_mask", "softmax", "contraction")
+BIASED_MASKED_FORWARD = ("contraction", "scale", "bias", "mask", "softmax", "contraction")
 MASKED_CAUSAL_FORWARD = ("contraction", "scale", "mask", "causal_mask", "softmax", "contraction")
 CAPPED_FORWARD = ("contraction", "scale", "pointwise", "softmax", "contraction")
 CAPPED_CAUSAL_FORWARD = ("contraction", "scale", "pointwise", "causal_mask", "softmax", "contraction")
@@ -135,7 +137,7 @@ def _orders_of_added(subgraph: Subgraph) -> list[dict[int, str]]:
     number, places = added_mask(subgraph)
     if number is None:
         return [{}]
-    declared = subgraph.tensors[number].axes
+    declared = subgraph.tensors[number].axes  # a mask beside a bias stays as it is declared
     along = "".join(declared[place] for place in places if place is not None)
     slopes = (n for node in subgraph.nodes if node.kind == "bias_grad" for n in node.outputs)
     alike = (number, *slopes)
@@ -161,7 +163,7 @@ def not_for_cuda(storage: str) -> Refuses:
     unfit = {"efficient": _not_efficient, "flash": _not_flash}.get(storage, _not_halves)
 
     def refuses(subgraph: Subgraph, candidate: Candidate) -> str | None:
-        reason = unfit(subgraph, candidate)
+        reason = batch_of_two(subgraph) or unfit(subgraph, candidate)
         if reason:
             return reason
         forms = forms_by_number(subgraph, candidate)
@@ -237,18 +239,33 @@ def _not_efficient(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return None
 
 
-def added_mask(subgraph: Subgraph) -> tuple[int | None, tuple[int | None, ...]]:
-    """Return the number of the mask or bias that attention adds, and its axis along each of the scores': batch, heads
-    (one axis, or two), rows and keys.
+Added = tuple[int | None, tuple[int | None, ...]]
+"""The number of a mask or bias that attention adds to its scores, and its axis along each of these: batch (one, or
+two), heads (one, or two), rows and keys. None stands for no mask, and for an axis that it does not have."""
 
-    None stands for no mask, and for an axis that it does not have.
-    """
-    node = next((node for node in subgraph.nodes if node.kind in ADDED), None)
-    if node is None:
-        return None, ()
-    whole, own = operand_letters(node)[:2]
-    places = (own.find(letter) for letter in whole)
-    return node.inputs[1], tuple(None if place < 0 else place for place in places)
+
+def added_mask(subgraph: Subgraph) -> Added:
+    """Return the mask or bias that attention adds, the first of two."""
+    return next(_all_added(subgraph), (None, ()))
+
+
+def mask_beside_bias(subgraph: Subgraph) -> Added:
+    """Return the mask that attention adds beside a bias."""
+    return next(islice(_all_added(subgraph), 1, None), (None, ()))
+
+
+def _all_added(subgraph: Subgraph) -> Iterator[Added]:
+    for node in subgraph.nodes:
+        if node.kind in ADDED:
+            whole, own = operand_letters(node)[:2]
+            places = (own.find(letter) for letter in whole)
+            yield node.inputs[1], tuple(None if place < 0 else place for place in places)
+
+
+def batch_of_two(subgraph: Subgraph) -> str | None:
+    """Say why a library's attention does not run over a batch of two axes, such as images and windows; None for one."""
+    axes = score_axes(subgraph)
+    return None if len(axes.batch) == 1 else f"it takes one axis of a batch; this one has {len(axes.batch)}"
 
 
 def backward_of(subgraph: Subgraph) -> bool:
@@ -296,8 +313,12 @@ def layer_norm_grad_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
         )
 
 
+def _not_plain(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    return batch_of_two(subgraph) or features_scattered(subgraph, candidate)
+
+
 _plain = partial(
-    Kernel, refuses=features_scattered, layouts=attention_layouts, anchors=True, merges=False, pitched=True
+    Kernel, refuses=_not_plain, layouts=attention_layouts, anchors=True, merges=False, pitched=True
 )  # fmt: skip
 _plain_grad = partial(_plain, consistent=f"{_IMPLEMENTATION}:fill_in_statistics")
 

@@ -11,6 +11,7 @@ from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention import (
     BIASED_CAUSAL_FORWARD,
     BIASED_FORWARD,
+    BIASED_MASKED_FORWARD,
     CAPPED_CAUSAL_FORWARD,
     CAPPED_FORWARD,
     CAPPED_MASKED_FORWARD,
@@ -18,6 +19,7 @@ from autotuner.kernels.rules.attention import (
     FORWARD,
     MASKED_CAUSAL_FORWARD,
     MASKED_FORWARD,
+    Added,
     added_mask,
     attention_grads,
     attentions,
@@ -26,6 +28,7 @@ from autotuner.kernels.rules.attention import (
     dropped_share,
     features_scattered,
     library_layouts,
+    mask_beside_bias,
     query_of,
     variants,
 )
@@ -114,17 +117,18 @@ def _too_far_apart(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
     Verification would find wrong values, on a device that has such tensors; a read far outside may end the process.
     """
-    masks, added, forms = dropout_masks(subgraph), added_mask(subgraph)[0], forms_by_number(subgraph, candidate)
+    masks, forms = dropout_masks(subgraph), forms_by_number(subgraph, candidate)
+    added = {added_mask(subgraph)[0], mask_beside_bias(subgraph)[0]}
     batches = _batch_axes(subgraph)
     for number, form in forms.items():
         tensor = subgraph.tensors[number]
-        if number in masks or number == added or form.is_flat or len(tensor.axes) < len("bhrf"):
+        if number in masks or number in added or form.is_flat or len(tensor.axes) < len("bhrf"):
             continue
         strides, _, _ = form.placed(tensor.axes, tensor.extents)
         reach = [
             (extent - 1) * stride
             for axis, (extent, stride) in enumerate(zip(tensor.extents, strides, strict=True))
-            if axis != batches.get(number)
+            if axis not in batches.get(number, ())
         ]
         if max(reach) > MOST_OFFSET:
             return (
@@ -134,9 +138,9 @@ def _too_far_apart(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return None
 
 
-def _batch_axes(subgraph: Subgraph) -> dict[int, int]:
+def _batch_axes(subgraph: Subgraph) -> dict[int, list[int]]:
     """Return where query, key, value, output and, in backward, gradients have their batch: it is counted in 64 bits."""
-    return {number: each.declared.index(each.batch) for number, each in head_operands(subgraph).items()}
+    return {number: [*map(each.declared.index, each.batch)] for number, each in head_operands(subgraph).items()}
 
 
 def _not_by_words(subgraph: Subgraph, candidate: Candidate) -> str | None:
@@ -161,11 +165,21 @@ def _not_by_words(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 def _not_added(subgraph: Subgraph, candidate: Candidate) -> str | None:
-    """Say why it does not add this mask or bias to the scores, or None if it does, or there is none."""
-    number, places = added_mask(subgraph)
+    """Say why it does not add this mask or bias to the scores, or these two; None if it does, or there is none."""
+    reasons = (_not_one_added(subgraph, candidate, each) for each in (added_mask(subgraph), mask_beside_bias(subgraph)))
+    return next(filter(None, reasons), None)
+
+
+def _not_one_added(subgraph: Subgraph, candidate: Candidate, added: Added) -> str | None:
+    number, places = added
     if number is None:
         return None
-    _, *heads, rows, keys = places
+    batches = len(score_axes(subgraph).batch)
+    batch, (*heads, rows, keys) = places[:batches], places[batches:]
+    if batches == 2 and batch[0] is not None:
+        return "it adds what all that lies along the first of two axes of a batch have in common"
+    if "bias_grad" in subgraph.kinds and added == added_mask(subgraph) and batches == 2 and batch[1] is not None:
+        return "it makes the gradient of a bias that the whole of a batch of two axes shares"
     if keys is None:
         return "it adds what has an axis of keys"
     if len({place is None for place in heads}) > 1:
@@ -177,7 +191,7 @@ def _not_added(subgraph: Subgraph, candidate: Candidate) -> str | None:
     own = [(strides[place], tensor.extents[place]) for place in heads if place is not None]
     if len(own) > 1 and own[0][0] != own[1][0] * own[1][1]:
         return f"heads of tensor {number} do not act as one axis in {form}"
-    if "bias_grad" in subgraph.kinds and rows is None:
+    if "bias_grad" in subgraph.kinds and added == added_mask(subgraph) and rows is None:
         return "it makes the gradient of a bias over rows and keys; this one has no axis of rows"
     return None
 
@@ -222,7 +236,7 @@ def _not_in_shared_memory(query: TensorType, params: dict[str, int]) -> str | No
 
 _KINDS = variants(
     FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD, MASKED_CAUSAL_FORWARD, BIASED_CAUSAL_FORWARD,
-    CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD, CAPPED_MASKED_FORWARD,
+    CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD, CAPPED_MASKED_FORWARD, BIASED_MASKED_FORWARD,
 )  # fmt: skip
 _forward = partial(
     Kernel, covers=(), runs=f"{_IMPLEMENTATION}:forward", refuses=unfit, compiles=True, numerics="unbiased",

@@ -12,22 +12,19 @@ from torch import Tensor
 
 from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.geometry import operand_letters
-from autotuner.kernels.heads import head_operands
-from autotuner.kernels.rules.attention import added_mask
+from autotuner.kernels.heads import HeadOperand, head_operands, score_axes
+from autotuner.kernels.rules.attention import Added, added_mask, mask_beside_bias
 
 aten = torch.ops.aten
 
 
-def heads_first(tensor: Tensor, letters: str, wanted: str) -> Tensor:
-    """View an operand as batch, heads, rows and features; of heads that share a key, each is one of its own.
-
-    Args:
-        letters: of the operand's axes.
-        wanted: the same letters in the order batch, heads (one axis, or two), rows, features.
-    """
-    turned = tensor.permute([letters.index(letter) for letter in wanted])
-    batch, *heads, rows, features = turned.shape
-    return turned if len(heads) == 1 else turned.view(batch, prod(heads), rows, features)
+def heads_first(tensor: Tensor, operand: HeadOperand) -> Tensor:
+    """View an operand as batch, heads, rows and features; of heads that share a key, each is one of its own."""
+    turned = tensor.permute([operand.declared.index(letter) for letter in operand.heads_first])
+    if turned.dim() == len("bhrf"):
+        return turned
+    batches = len(operand.batch)
+    return turned.view(prod(turned.shape[:batches]), prod(turned.shape[batches:-2]), *turned.shape[-2:])
 
 
 def by_heads(subgraph: Subgraph, numbers: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -38,8 +35,7 @@ def by_heads(subgraph: Subgraph, numbers: Sequence[int], tensors: Sequence[Tenso
     """
     known = head_operands(subgraph)
     return [
-        heads_first(tensor, known[number].declared, known[number].heads_first)
-        for number, tensor in zip(numbers, tensors, strict=True)
+        heads_first(tensor, known[number]) for number, tensor in zip(numbers, tensors, strict=True)
     ]
 
 
@@ -79,15 +75,28 @@ def forward_output(subgraph: Subgraph, output: Tensor) -> Tensor:
 def added(subgraph: Subgraph, inputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
     """Return what is added to the scores, or None: (batch, heads, rows, columns), stride 0 where it has no axis.
 
+    Of a batch of two axes, it may have the entries along the second only.
+
     Args:
         inputs: of attention, forward or backward.
         query: (batch, heads, rows, features).
         key: (batch, heads of keys, columns, features).
     """
-    number, places = added_mask(subgraph)
+    return _added(subgraph, added_mask(subgraph), inputs, query, key)
+
+
+def masked(subgraph: Subgraph, inputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
+    """Return the mask that is added beside a bias, as `added` returns the bias, or None."""
+    return _added(subgraph, mask_beside_bias(subgraph), inputs, query, key)
+
+
+def _added(
+    subgraph: Subgraph, which: Added, inputs: Sequence[Tensor], query: Tensor, key: Tensor
+) -> Tensor | None:
+    number, places = which
     if number is None:
         return None
-    return _along_scores(inputs[subgraph.inputs.index(number)], places, query, key)
+    return _along_scores(subgraph, inputs[subgraph.inputs.index(number)], places, query, key)
 
 
 def bias_gradient(subgraph: Subgraph, outputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
@@ -97,16 +106,19 @@ def bias_gradient(subgraph: Subgraph, outputs: Sequence[Tensor], query: Tensor, 
         return None
     whole, own = operand_letters(node)
     places = (own.find(letter) for letter in whole)
-    return _along_scores(
-        outputs[subgraph.outputs.index(node.outputs[0])], [None if p < 0 else p for p in places], query, key
-    )
+    made = outputs[subgraph.outputs.index(node.outputs[0])]
+    return _along_scores(subgraph, made, [None if p < 0 else p for p in places], query, key)
 
 
-def _along_scores(tensor: Tensor, places: Sequence[int | None], query: Tensor, key: Tensor) -> Tensor:
+def _along_scores(
+    subgraph: Subgraph, tensor: Tensor, places: Sequence[int | None], query: Tensor, key: Tensor
+) -> Tensor:
     """View a tensor along scores, with stride 0 where it has no axis."""
+    places = places[len(score_axes(subgraph).batch) - 1 :]  # along the first of two axes of a batch it does not differ
     turned = tensor.permute([place for place in places if place is not None])
     spread = turned[tuple(None if place is None else slice(None) for place in places)]
     batch, heads, rows, _ = query.shape
+    batch = batch if places[0] is None else len(spread)
     shared = (heads,) if len(places) == len(query.shape) else (key.shape[1], heads // key.shape[1])
     return spread.expand(batch, *shared, rows, key.shape[2]).view(batch, heads, rows, key.shape[2])
 

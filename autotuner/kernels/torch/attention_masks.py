@@ -16,7 +16,7 @@ from torch import Tensor
 from autotuner.ir.form import Form
 from autotuner.ir.records import Subgraph, TensorType
 from autotuner.kernels.rules.attention import cap_of_scores, dropped_share
-from autotuner.kernels.torch.attention import added, backward_operands, causal, factor
+from autotuner.kernels.torch.attention import added, backward_operands, causal, factor, masked
 from autotuner.kernels.torch.formats import encoded, made_up_seed
 
 FEATURES = 64
@@ -85,9 +85,9 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
     cap = cap_of_scores(subgraph)
     if cap is not None:
         scores = cap * (scores / cap).tanh()
-    addend = added(subgraph, inputs, query, key)
-    if addend is not None:
-        scores += addend
+    for addend in (added(subgraph, inputs, query, key), masked(subgraph, inputs, query, key)):
+        if addend is not None:
+            scores.unflatten(0, (-1, len(addend))).add_(addend)
     if causal(subgraph):
         rows, columns = scores.shape[-2:]
         later = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).triu_(1)

@@ -4,6 +4,7 @@ The mask of dropped weights is drawn from a seed of torch's generator, and left 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -24,11 +25,15 @@ from autotuner.kernels.torch.attention import (
     factor,
     forward_operands,
     forward_output,
+    masked,
 )
 
 Run = Callable[[], Any]
 
 SEEDS = 1 << 62
+PROGRAMS = 512
+"""That fill a device: a bias that is shared by so many batch entries that fewer would make its gradient has that made
+in parts."""
 
 
 class TritonLaunch:
@@ -63,20 +68,22 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     words = outputs[2].view(torch.int32) if len(outputs) > 2 else seed
     if p and len(outputs) < 3:  # nothing else reads the mask
         words = torch.empty(query[..., 0].numel() * key.shape[2] // WORD_BITS, dtype=torch.int32, device=query.device)
-    addend, cap = added(subgraph, inputs, query, key), cap_of_scores(subgraph)
+    addend, mask = added(subgraph, inputs, query, key), masked(subgraph, inputs, query, key)
+    cap = cap_of_scores(subgraph)
     launch = TritonLaunch(
         program,
         (-(-rows // params["rows"]), batch * heads),
         (
-            query, key, value, out, outputs[1] if saves else seed, words, seed if addend is None else addend, seed,
-            *_strides(query, key, value, out), *_steps(addend), heads, rows, key.shape[2], factor(subgraph),
+            query, key, value, out, outputs[1] if saves else seed, words, seed if addend is None else addend,
+            seed if mask is None else mask, seed,
+            *_strides(query, key, value, out), *_steps(addend), *_steps(mask), heads, rows, key.shape[2], factor(subgraph),
             cap or 1.0, 1 / (1 - p),
         ),
         {
             "FEATURES": features, "ROWS": params["rows"], "COLUMNS": params["columns"],
             "EVEN": rows % params["rows"] == key.shape[2] % params["columns"] == 0, "CAUSAL": causal(subgraph),
             "GROUP": heads // key.shape[1], "CAPS": cap is not None, "ADDS": addend is not None,
-            "OVER_ROWS": _over_rows(addend), "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
+            "OVER_ROWS": _over_rows(addend), "HIDES": mask is not None, "HIDES_ROWS": _over_rows(mask), "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
             "PACKS": vendor_of(query.device.type, torch.version.hip) == NVIDIA,
             "num_warps": params["warps"], "num_stages": params["stages"],
         },
@@ -104,9 +111,11 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     words = inputs[6].view(torch.int32) if p else statistics
     addend, into_bias = added(subgraph, inputs, query, key), bias_gradient(subgraph, outputs, query, key)
     cap = cap_of_scores(subgraph)
-    last = (*_steps(addend), heads, rows, columns, factor(subgraph), cap or 1.0, 1 - p)
-    mask = (words, statistics if addend is None else addend)
+    beside = masked(subgraph, inputs, query, key)
+    last = (*_steps(addend), *_steps(beside), heads, rows, columns, factor(subgraph), cap or 1.0, 1 - p)
+    mask = (words, statistics if addend is None else addend, statistics if beside is None else beside)
     flags = {"FEATURES": features, "GROUP": heads // shared_heads, "DROPS": p > 0}
+    flags |= {"HIDES": beside is not None, "HIDES_ROWS": _over_rows(beside)}
     adds = {"ADDS": addend is not None, "OVER_ROWS": _over_rows(addend)}
     adds |= {"CAUSAL": causal(subgraph), "CAPS": cap is not None}
     tiles = {side: {"ROWS": params[f"{side}_rows"], "COLUMNS": params[f"{side}_columns"]} for side in ("query", "key")}
@@ -118,7 +127,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
         for side, tile in tiles.items()
     }  # fmt: skip
     row_tiles, column_tiles = -(-rows // tiles["query"]["ROWS"]), -(-columns // tiles["key"]["COLUMNS"])
-    launches = [
+    launches: list[Run] = [
         TritonLaunch(
             of_queries,
             (row_tiles, batch * heads),
@@ -140,23 +149,39 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     ]  # fmt: skip
     if into_bias is not None:
         alike = {"BATCHES": batch if _shared(into_bias, 0) else 1, "HEADS": heads if _shared(into_bias, 1) else 1}
+        own = into_bias[: batch // alike["BATCHES"], : heads // alike["HEADS"]]
+        whole_tiles, sharing = row_tiles * -(-columns // tiles["query"]["COLUMNS"]), prod(alike.values())
+        parts = parts_of_sum(whole_tiles * batch * heads // sharing, sharing)
+        made = own[None] if parts == 1 else torch.empty(parts, *own.shape, dtype=torch.float32, device=own.device)
         launches.append(
             TritonLaunch(
                 of_bias,
-                (row_tiles * -(-columns // tiles["query"]["COLUMNS"]), batch * heads // prod(alike.values())),
+                (whole_tiles, batch * heads // sharing, parts),
                 (
-                    query, key, value, gradient, into_bias, statistics, *mask,
-                    *_strides(query, key, value, gradient), *into_bias.stride(), *last,
+                    query, key, value, gradient, made, statistics, *mask,
+                    *_strides(query, key, value, gradient), *made.stride(), *last,
                 ),
-                options["query"] | alike | {"CAUSAL": causal(subgraph)},
+                options["query"] | alike | {"PARTS": parts, "CAUSAL": causal(subgraph)},
             )
         )  # fmt: skip
+        if parts > 1:
+            total = torch.empty_like(made[0])
+            launches += [partial(torch.sum, made, 0, out=total), partial(own.copy_, total)]
 
     def run() -> None:
         for launch in launches:
             launch()
 
     return run
+
+
+def parts_of_sum(programs: int, terms: int) -> int:
+    """Return in how many parts sums of so many terms are made, each by so many programs without parts.
+
+    >>> parts_of_sum(4, 4096), parts_of_sum(1024, 8), parts_of_sum(16, 3)
+    (128, 1, 3)
+    """
+    return max(1, min(terms, PROGRAMS // programs))
 
 
 def _programs() -> tuple[Any, Any, Any, Any]:
@@ -179,8 +204,8 @@ def _strides(*operands: Tensor) -> list[int]:
 
 
 def _steps(addend: Tensor | None) -> tuple[int, ...]:
-    """Return the strides of what is added to the scores, along these."""
-    return (0, 0, 0, 0) if addend is None else addend.stride()
+    """Return the strides of what is added to the scores, along these, and how many entries of the batch it has."""
+    return (0, 0, 0, 0, 1) if addend is None else (*addend.stride(), len(addend))
 
 
 def _over_rows(addend: Tensor | None) -> bool:

@@ -14,13 +14,15 @@ from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, w
 
 @triton.jit
 def query_gradient(
-    query, key, value, out, gradient, into_query, log_sum_exp, statistics, words, added,
+    query, key, value, out, gradient, into_query, log_sum_exp, statistics, words, added, hides,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     out_batch, out_head, out_row, gradient_batch, gradient_head, gradient_row,
     into_query_batch, into_query_head, into_query_row, added_batch, added_head, added_row, added_key,
+    added_batches, hides_batch, hides_head, hides_row, hides_key, hides_batches,
     heads, rows, columns, factor, cap, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, DROPS: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, HIDES: tl.constexpr,
+    HIDES_ROWS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the query, for a tile of its rows.
 
@@ -39,7 +41,8 @@ def query_gradient(
     query += batch * query_batch + head * query_head
     key += batch * key_batch + head // GROUP * key_head
     value += batch * value_batch + head // GROUP * value_head
-    added += batch * added_batch + head.to(tl.int64) * added_head
+    added += batch % added_batches * added_batch + head.to(tl.int64) * added_head
+    hides += batch % hides_batches * hides_batch + head.to(tl.int64) * hides_head
     out += batch * out_batch + head * out_head
     gradient += batch * gradient_batch + head * gradient_head
     into_query += batch * into_query_batch + head * into_query_head
@@ -68,6 +71,8 @@ def query_gradient(
         above = tl.dot(gradients, tl.trans(values))
         if ADDS:
             scores += added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
+        if HIDES:
+            scores += added_along_rows(hides, row, column, hides_row, hides_key, rows, columns, EVEN, HIDES_ROWS)
         weights = tl.exp2(scores - exponents[:, None])
         if not EVEN:
             weights = tl.where((column < columns)[None, :], weights, 0.0)
@@ -89,13 +94,15 @@ def query_gradient(
 
 @triton.jit
 def key_value_gradient(
-    query, key, value, gradient, into_key, into_value, statistics, words, added,
+    query, key, value, gradient, into_key, into_value, statistics, words, added, hides,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     gradient_batch, gradient_head, gradient_row, into_key_batch, into_key_head, into_key_row,
     into_value_batch, into_value_head, into_value_row, added_batch, added_head, added_row, added_key,
+    added_batches, hides_batch, hides_head, hides_row, hides_key, hides_batches,
     heads, rows, columns, factor, cap, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, DROPS: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, HIDES: tl.constexpr,
+    HIDES_ROWS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of key and value, for a tile of their rows; scores are computed with their axes swapped.
 
@@ -115,7 +122,8 @@ def key_value_gradient(
     gradient += batch * gradient_batch
     into_key += batch * into_key_batch + shared * into_key_head
     into_value += batch * into_value_batch + shared * into_value_head
-    added += batch * added_batch
+    added += batch % added_batches * added_batch
+    hides += batch % hides_batches * hides_batch
     words_per_row = columns // 32
     keys = tl.load(key + column[:, None] * key_row + feature[None, :], mask=inside[:, None], other=0.0)
     values = tl.load(value + column[:, None] * value_row + feature[None, :], mask=inside[:, None], other=0.0)
@@ -148,6 +156,11 @@ def key_value_gradient(
             addend = added_along_columns(own, row, column, added_row, added_key, rows, columns, EVEN, True)
         if ADDS:
             scores += addend
+        if HIDES:
+            own_mask = hides + head.to(tl.int64) * hides_head
+            scores += added_along_columns(
+                own_mask, row, column, hides_row, hides_key, rows, columns, EVEN, HIDES_ROWS
+            )
         weights = tl.exp2(scores - exponents[None, :])
         if not EVEN:
             weights = tl.where(ok[None, :], weights, 0.0)
@@ -179,20 +192,23 @@ def key_value_gradient(
 
 @triton.jit
 def bias_gradient(
-    query, key, value, gradient, into, statistics, words, added,
+    query, key, value, gradient, into, statistics, words, added, hides,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
-    gradient_batch, gradient_head, gradient_row, into_batch, into_head, into_row, into_column,
+    gradient_batch, gradient_head, gradient_row, into_part, into_batch, into_head, into_row, into_column,
     added_batch, added_head, added_row, added_key,
+    added_batches, hides_batch, hides_head, hides_row, hides_key, hides_batches,
     heads, rows, columns, factor, cap, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
-    CAUSAL: tl.constexpr, GROUP: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr, DROPS: tl.constexpr,
+    CAUSAL: tl.constexpr, GROUP: tl.constexpr, HIDES: tl.constexpr, HIDES_ROWS: tl.constexpr,
+    BATCHES: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a bias of the scores, for a tile of rows and keys: of the scores, summed over what shares the bias.
 
     Args:
-        into: the gradient, by batch entry, head, row and key.
+        into: parts of the gradient, which are added up behind, each by batch entry, head, row and key.
         BATCHES: entries of the batch that share a bias: 1, or all of them.
         HEADS: heads that share a bias: 1, or all of them.
+        PARTS: of the sum, each made by a program of its own.
     """
     LOG2_E: tl.constexpr = 1.4426950408889634
     own_heads = heads // HEADS
@@ -207,7 +223,8 @@ def bias_gradient(
     added += of_batch * added_batch + of_head * added_head
     addend = added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, True)
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for step in range(BATCHES * HEADS):
+    begin = tl.program_id(2) * tl.cdiv(BATCHES * HEADS, PARTS)
+    for step in range(begin, tl.minimum(begin + tl.cdiv(BATCHES * HEADS, PARTS), BATCHES * HEADS)):
         batch, head = of_batch + step // HEADS, of_head + step % HEADS
         query_at = query + batch * query_batch + head * query_head + row[:, None] * query_row + feature[None, :]
         gradient_at = (
@@ -235,6 +252,9 @@ def bias_gradient(
             exponents, mean = tl.load(place, mask=ok, other=0.0), tl.load(place + 1, mask=ok, other=0.0)
         scores = tl.dot(queries, tl.trans(keys)) * in_base_2 + addend
         above = tl.dot(gradients, tl.trans(values))
+        if HIDES:
+            own_mask = hides + batch % hides_batches * hides_batch + head.to(tl.int64) * hides_head
+            scores += added_along_rows(own_mask, row, column, hides_row, hides_key, rows, columns, EVEN, HIDES_ROWS)
         weights = tl.exp2(scores - exponents[:, None])
         if CAUSAL:
             weights = tl.where(column[None, :] <= row[:, None], weights, 0.0)
@@ -243,5 +263,6 @@ def bias_gradient(
             spread = words_at_once(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN, False)
             above = tl.where(kept_along_rows(spread, COLUMNS), above, 0.0)
         sums += weights * (above - mean[:, None])
-    at = into + of_batch * into_batch + of_head * into_head + row[:, None] * into_row + column[None, :] * into_column
+    into += tl.program_id(2).to(tl.int64) * into_part + of_batch * into_batch + of_head * into_head
+    at = into + row[:, None] * into_row + column[None, :] * into_column
     tl.store(at, (sums / kept).to(into.dtype.element_ty), mask=ok[:, None] & inside[None, :])

@@ -71,26 +71,29 @@ def added_along_columns(
 
 @triton.jit
 def forward(
-    query, key, value, out, log_sum_exp, words, added, seed,
+    query, key, value, out, log_sum_exp, words, added, hides, seed,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
-    out_batch, out_head, out_row, added_batch, added_head, added_row, added_key,
+    out_batch, out_head, out_row, added_batch, added_head, added_row, added_key, added_batches,
+    hides_batch, hides_head, hides_row, hides_key, hides_batches,
     heads, rows, columns, factor, cap, kept_inverse,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, SAVES: tl.constexpr,
-    DROPS: tl.constexpr, KEPT: tl.constexpr, PACKS: tl.constexpr,
+    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, HIDES: tl.constexpr,
+    HIDES_ROWS: tl.constexpr, SAVES: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, PACKS: tl.constexpr,
 ):  # fmt: skip
     """softmax(factor * query key^T + added), dropped by bits, times value.
 
     Args:
         query: with key, value and out: of a batch entry, a head and a row by their strides; features are contiguous.
         words: of the mask, drawn and written here.
-        added: to the scores, by batch entry, head, row and key; stride 0 where it has no such axis.
+        added: to the scores, by batch entry, head, row and key; stride 0 where it has no such axis. Behind so many
+            `added_batches` entries it begins anew.
+        hides: a mask that is added beside that, likewise.
         heads: of queries.
         kept_inverse: what weights that are kept are multiplied with.
         ROWS: of a tile; COLUMNS: keys of a tile.
         EVEN: tiles divide rows and columns.
         GROUP: heads of queries that share a key.
-        OVER_ROWS: what is added differs from row to row, or from head to head.
+        OVER_ROWS: what is added differs from row to row, or from head to head; HIDES_ROWS: so does the mask beside it.
         KEPT: so many 65536ths of the weights are kept.
         PACKS: two weights are dropped at once, by PTX.
     """
@@ -105,7 +108,8 @@ def forward(
     key += batch * key_batch + head // GROUP * key_head
     value += batch * value_batch + head // GROUP * value_head
     out += batch * out_batch + head * out_head
-    added += batch * added_batch + head.to(tl.int64) * added_head
+    added += batch % added_batches * added_batch + head.to(tl.int64) * added_head
+    hides += batch % hides_batches * hides_batch + head.to(tl.int64) * hides_head
     words_per_row = columns // 32
     row_starts = (head_of_all * rows + row) * words_per_row
     if DROPS:
@@ -137,6 +141,8 @@ def forward(
             scores, _ = scores_in_base_2(scores, factor, cap, CAPS)
         if ADDS:
             scores += added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
+        if HIDES:
+            scores += added_along_rows(hides, row, column, hides_row, hides_key, rows, columns, EVEN, HIDES_ROWS)
         if not EVEN:
             scores = tl.where((column < columns)[None, :], scores, float("-inf"))
         if CAUSAL:
