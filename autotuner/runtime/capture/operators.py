@@ -14,7 +14,7 @@ from autotuner.runtime.capture.attention_masks import sum_of_masks
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, memory, plain, rule
-from autotuner.runtime.capture.scores import in_pieces, masked
+from autotuner.runtime.capture.scores import in_pieces, masked, with_mask
 from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def _softmax_call(reader: Reader, x: View, dim: int, dtype: torch.dtype | None =
 
 def softmax(reader: Reader, x: View, dim: int) -> View:
     """Append a softmax along one dimension; kernels compute it in float32 whatever the type."""
-    x = reader.typed(in_pieces(reader, x))
+    x = reader.typed(with_mask(reader, in_pieces(reader, x)))
     place = dim % len(x.dims)
     axes = whole(x.dims[place])
     if len(axes) != 1:

@@ -20,6 +20,27 @@ def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = Fals
     return reader.mapped("mask", scores, reader.united(scores.dims, added)), sees
 
 
+def with_mask(reader: Reader, scores: View) -> View:
+    """Return scores by a mask where they are a sum with a tensor from outside that no gradient is wanted of.
+
+    So models add what hides the windows of an image from each other behind a learned bias. The sum stays, as in
+    `in_pieces`.
+    """
+    made = scores.tensor.made_by
+    if made is None or made.kind != "bias" or scores.fixed:
+        return scores
+    before, given = (operand.view for operand in made.inputs)
+    if learned(given) or given.fixed:
+        return scores
+    mark = reader.mark()
+    try:
+        found, _ = masked(reader, before, given, written_out=True)
+    except UnknownError:
+        reader.take_back(mark)
+        return scores
+    return View(found.tensor, scores.dims)
+
+
 def in_pieces(reader: Reader, scores: View) -> View:
     """Return scores by a scale, a soft cap and a mask, where one expression was all of these.
 

@@ -17,14 +17,24 @@ SIZES = {"image_size": 64, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4
          "drop_path_rate": 0.0}  # fmt: skip
 
 
+OPTIONS: tuple[dict[str, bool], ...] = ({}, {"adds": True}, {"adds": True, "hides": True})
+
+
 class Windows(nn.Module):
     """A layer as torchvision's and timm's: norm and attention in windows of 4 x 4 positions, then a feed-forward.
 
-    Where it `adds`, attention is written out, with a learned bias for each pair of positions.
+    Where it `adds`, attention is written out, with a learned bias for each pair of positions; where it `hides`, with a
+    mask between positions of each of the four windows of an image behind that.
     """
 
-    def __init__(self, width: int = 32, heads: int = 2, window: int = 4, *, adds: bool = False) -> None:
+    mask: Tensor | None
+
+    def __init__(
+        self, width: int = 32, heads: int = 2, window: int = 4, *, adds: bool = False, hides: bool = False
+    ) -> None:
         super().__init__()
+        hidden = torch.rand(4, window**2, window**2) < 0.3
+        self.register_buffer("mask", -100.0 * (hidden & ~torch.eye(window**2, dtype=torch.bool)) if hides else None)
         self.bias = nn.Parameter(torch.randn(window**2, window**2, heads)) if adds else None
         self.heads, self.window = heads, window
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -41,6 +51,8 @@ class Windows(nn.Module):
             y = nn.functional.scaled_dot_product_attention(query, key, value)
         else:
             scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1) + self.bias.permute(2, 0, 1)
+            if self.mask is not None:
+                scores = (scores.unflatten(0, (-1, len(self.mask))) + self.mask[:, None]).flatten(0, 1)
             y = scores.softmax(-1) @ value
         x = y.transpose(1, 2).reshape(x.shape)
         x = self.out(x).view(b, height // of, breadth // of, of, of, width)
@@ -57,8 +69,8 @@ def swin() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.tensor([1, 2])}
 
 
-def windows(*, adds: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    return nn.Sequential(Windows(adds=adds), Windows(adds=adds)), (torch.randn(2, 8, 8, 32),)
+def windows(**options: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return nn.Sequential(Windows(**options), Windows(**options)), (torch.randn(2, 8, 8, 32),)
 
 
 @pytest.mark.slow
@@ -74,23 +86,25 @@ def test_the_search_space_of_each_layer_is_small(make: Callable[[], tuple[nn.Mod
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adds", [False, True])
-def test_positions_of_a_window_are_one_axis_so_that_attention_is_one_kernel(adds: bool) -> None:
-    model, (x,) = windows(adds=adds)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_positions_of_a_window_are_one_axis_so_that_attention_is_one_kernel(options: dict[str, bool]) -> None:
+    model, (x,) = windows(**options)
     calls_of_layers = region_calls(model.bfloat16(), [(x.bfloat16().requires_grad_(),)])
     (model_of_layer,) = calls_of_layers.models.values()  # the first layer is like the second
     graph = model_of_layer.graph()
     (softmax,) = (operator for operator in graph.operators if operator.kind == "softmax")
-    assert graph.shape(softmax.outputs[0]) == (8, 2, 16, 16)  # windows, heads, positions twice
+    windows_of = (2, 4) if "hides" in options else (8,)  # of each image, or of all
+    assert graph.shape(softmax.outputs[0]) == (*windows_of, 2, 16, 16)  # heads, positions twice
+    assert ("mask" in {operator.kind for operator in graph.operators}) == ("hides" in options)
     calls = build_space(training_graph(graph), space_file("cuda")).calls.values()
     assert {"triton_attention", "triton_attention_grad"} <= {call.candidate.kernel for call in calls}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adds", [False, True])
-def test_layers_with_windows_compute_what_eager_does(adds: bool) -> None:
+@pytest.mark.parametrize("options", OPTIONS)
+def test_layers_with_windows_compute_what_eager_does(options: dict[str, bool]) -> None:
     torch.manual_seed(0)
-    model, (x,) = windows(adds=adds)
+    model, (x,) = windows(**options)
     model, x = model.double(), x.double()
 
     def loss(called: Any) -> Tensor:
