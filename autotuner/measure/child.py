@@ -9,8 +9,8 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
 from math import inf
 from mmap import mmap
 from multiprocessing.connection import Connection
@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 from autotuner.ir.records import Call, Measurement
+from autotuner.kernels.registry import KERNELS
 from autotuner.measure.devices import device_of
 from autotuner.measure.failure import ContextLostError, failure
 from autotuner.measure.lock import locked
@@ -138,6 +139,10 @@ def serve(connection: Connection, pulse: Pulse) -> None:
         gc.collect()
         pulse.write(NOBODY, inf)
         request = json.loads(connection.recv_bytes())
+        if request["do"] == "load":
+            begin(NOBODY, True)
+            load_builders(request["kernels"])
+            continue
         calls = [Call.from_json(value) for value in request.get("calls", ())]
         is_build = request["do"] == "build"
         locking = locked(start["lock"], alone=not is_build, waiting=waiting)
@@ -163,6 +168,13 @@ def serve(connection: Connection, pulse: Pulse) -> None:
                     bench.recover(error)
                     emit(0, failure(error))
                 send(connection, {"done": True})
+
+
+def load_builders(kernels: Iterable[str]) -> None:
+    """Import what kernels are built by; where that fails, it does so again when one is asked for, and is said then."""
+    for name in kernels:
+        with suppress(Exception):
+            KERNELS[name].builder()
 
 
 def send(connection: Connection, message: dict[str, Any]) -> None:

@@ -56,6 +56,11 @@ class CompilerPool:
         """Of the processes at work: one that is ready to be read asks for a `turn`."""
         return [child.connection for child in self._busy]
 
+    @property
+    def asked(self) -> list[Call]:
+        """The calls that wait to be built, and those that are being built."""
+        return [*self._queue, *(job[0] for job in self._busy.values() if job is not None)]
+
     def begin(self) -> None:
         """Start some processes now, and go on while they import what they need."""
         for _ in range(min(EARLY, self._most) - self.count):

@@ -79,6 +79,7 @@ class Measurer:
         self._beside = beside
         self._child: Child | None = None
         self._is_started = False
+        self._loaded: set[str] = set()  # kernels whose builders the measuring process was told to import
         building = {**self._start, "timeout_s": COMPILE_FACTOR * timeout_s}
         self._compilers = CompilerPool(building, self._device.compilers, self._waiting)
         self.waited_s = 0.0
@@ -150,6 +151,7 @@ class Measurer:
     def _begin(self) -> None:
         if self._child is None:
             self._is_started = False
+            self._loaded.clear()
             start = {**self._start, "policy": self._policy, "parent_computes": self._device.is_in_use}
             self._child = Child(start, self._waiting)
 
@@ -187,6 +189,7 @@ class Measurer:
         for race in races:
             if not race:
                 checkpoint()
+                self._load_ahead()
                 self._compilers.turn(MAX_WAIT_S)
             left = {call.key: call for call in race}
             suspects: list[Call] = []
@@ -210,6 +213,14 @@ class Measurer:
                         yield call, measurement
                 except DiedError as error:
                     yield call, error.measurement
+
+    def _load_ahead(self) -> None:
+        """Have the measuring process, which rests, import what it will need for calls that are being compiled."""
+        wanted = {call.candidate.kernel for call in self._compilers.asked} - self._loaded
+        if wanted and self._child is not None and self._is_started:
+            with suppress(DiedError):  # the next race says so
+                self._child.send({"do": "load", "kernels": sorted(wanted)})
+            self._loaded |= wanted
 
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:
         """Build calls whose kernels compile, on all cores, so that their code is in the cache when they are timed.

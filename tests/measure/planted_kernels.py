@@ -278,4 +278,5 @@ for _function in (good, roomy, slow, wrong, not_a_number, unwritten, modifies, s
     _plant(_function)
 for _function in (good_compiled, raises_compiled, exits_compiled, hangs_compiled):
     _plant(_function, compiles=True)
+KERNELS.add(Kernel("planted_late_compiled", ("planted",), "tests.measure.planted_late:late_compiled", compiles=True))
 KERNELS.add(Kernel("planted_refused", ("planted",), "planted_kernels:good", refuses=refuses))

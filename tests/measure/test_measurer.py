@@ -179,6 +179,26 @@ def test_calls_are_compiled_while_others_race_and_what_a_question_interrupts_is_
     }  # fmt: skip
 
 
+def test_while_nothing_is_left_to_time_the_measuring_process_imports_what_is_being_compiled(
+    planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported_by = tmp_path / "imported_by"
+    monkeypatch.setenv("PLANTED_LATE", str(imported_by))
+    with Measurer(timeout_s=PATIENCE_S, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        measurer.start()
+        measurer.compile_beside([add("late_compiled")])
+
+        def races() -> Iterator[list[Call]]:
+            until = time.monotonic() + PATIENCE_S
+            while str(measurer.process_id) not in (imported_by.read_text() if imported_by.exists() else "").split():
+                assert time.monotonic() < until
+                yield []
+            yield [add("late_compiled"), add("good")]
+
+        assert [measured.status for _, measured in measurer.measure(races())] == ["ok", "ok"]
+        assert len(imported_by.read_text().split()) == 2  # it, and one process that compiled
+
+
 def test_a_compiling_process_that_does_not_start_is_an_error_and_the_next_request_starts_another(
     planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
