@@ -34,9 +34,7 @@ def by_heads(subgraph: Subgraph, numbers: Sequence[int], tensors: Sequence[Tenso
         numbers: of the operands in the subgraph.
     """
     known = head_operands(subgraph)
-    return [
-        heads_first(tensor, known[number]) for number, tensor in zip(numbers, tensors, strict=True)
-    ]
+    return [heads_first(tensor, known[number]) for number, tensor in zip(numbers, tensors, strict=True)]
 
 
 def backward_operands(subgraph: Subgraph, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -90,9 +88,7 @@ def masked(subgraph: Subgraph, inputs: Sequence[Tensor], query: Tensor, key: Ten
     return _added(subgraph, mask_beside_bias(subgraph), inputs, query, key)
 
 
-def _added(
-    subgraph: Subgraph, which: Added, inputs: Sequence[Tensor], query: Tensor, key: Tensor
-) -> Tensor | None:
+def _added(subgraph: Subgraph, which: Added, inputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:
     number, places = which
     if number is None:
         return None

@@ -87,7 +87,7 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
         scores = cap * (scores / cap).tanh()
     for addend in (added(subgraph, inputs, query, key), masked(subgraph, inputs, query, key)):
         if addend is not None:
-            scores.unflatten(0, (-1, len(addend))).add_(addend)
+            scores.view(-1, *addend.shape).add_(addend)
     if causal(subgraph):
         rows, columns = scores.shape[-2:]
         later = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).triu_(1)

@@ -76,14 +76,15 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
         (
             query, key, value, out, outputs[1] if saves else seed, words, seed if addend is None else addend,
             seed if mask is None else mask, seed,
-            *_strides(query, key, value, out), *_steps(addend), *_steps(mask), heads, rows, key.shape[2], factor(subgraph),
-            cap or 1.0, 1 / (1 - p),
+            *_strides(query, key, value, out), *_steps(addend), *_steps(mask), heads, rows, key.shape[2],
+            factor(subgraph), cap or 1.0, 1 / (1 - p),
         ),
         {
             "FEATURES": features, "ROWS": params["rows"], "COLUMNS": params["columns"],
             "EVEN": rows % params["rows"] == key.shape[2] % params["columns"] == 0, "CAUSAL": causal(subgraph),
             "GROUP": heads // key.shape[1], "CAPS": cap is not None, "ADDS": addend is not None,
-            "OVER_ROWS": _over_rows(addend), "HIDES": mask is not None, "HIDES_ROWS": _over_rows(mask), "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
+            "OVER_ROWS": _over_rows(addend), "HIDES": mask is not None, "HIDES_ROWS": _over_rows(mask),
+            "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
             "PACKS": vendor_of(query.device.type, torch.version.hip) == NVIDIA,
             "num_warps": params["warps"], "num_stages": params["stages"],
         },

@@ -158,9 +158,7 @@ def key_value_gradient(
             scores += addend
         if HIDES:
             own_mask = hides + head.to(tl.int64) * hides_head
-            scores += added_along_columns(
-                own_mask, row, column, hides_row, hides_key, rows, columns, EVEN, HIDES_ROWS
-            )
+            scores += added_along_columns(own_mask, row, column, hides_row, hides_key, rows, columns, EVEN, HIDES_ROWS)
         weights = tl.exp2(scores - exponents[None, :])
         if not EVEN:
             weights = tl.where(ok[None, :], weights, 0.0)

@@ -55,7 +55,7 @@ class StartedAhead:
             return
         if self.process is None and (is_measured or (progress.stage == "confirm" and self._measurer.compiles_beside)):
             with suppress(OSError):  # otherwise it is started when it is needed, which says why
-                self.process = TimingProcess()
+                self.process = TimingProcess(compiles=self._samples > 0)
         if self.process is not None and is_measured:
             self.process.get_ready(self._request.model, self._request.device_type, self._samples, self._threads)
             self._is_asked = True

@@ -28,8 +28,8 @@ POLL_S = 0.5
 SETTLED_SHARE = 0.005
 """How well the medians of the plan and its peers are known where fewer turns than those asked for do."""
 _PROGRAM = (
-    "import json, sys; pipe, parent, path = json.loads(sys.argv[1]); sys.path[:] = path; "
-    "from autotuner.server.worker.timing import main; main(pipe, parent)"
+    "import json, sys; pipe, parent, path, compiles = json.loads(sys.argv[1]); sys.path[:] = path; "
+    "from autotuner.server.worker.timing import main; main(pipe, parent, compiles=compiles)"
 )
 
 
@@ -37,13 +37,16 @@ class TimingProcess:
     """A process that times one plan end to end, and may get ready before there is a plan.
 
     It imports torch as it starts. It ends with the thread that started it, and is killed by `close`.
+
+    Args:
+        compiles: it will have peers to compile, and imports what that takes as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiles: bool = False) -> None:
         self._connection, theirs = Pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._gets_ready = False
-        start = json.dumps([theirs.fileno(), os.getpid(), sys.path])
+        start = json.dumps([theirs.fileno(), os.getpid(), sys.path, compiles])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, start], pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
             stdout=self._log, stderr=self._log, start_new_session=True,
@@ -141,13 +144,18 @@ def _answered(answer: dict[str, Any]) -> Configuration:
     return Configuration.from_json(answer["configuration"])
 
 
-def main(pipe: int, parent: int) -> None:
+def main(pipe: int, parent: int, *, compiles: bool = False) -> None:
     """Answer the one plan that comes through an inherited pipe of the process with number `parent`.
 
     A model that comes before it says which peers to build meanwhile. Where that fails, this process ends.
     """
     die_with(parent)
     from autotuner.runtime import TunedWarning
+
+    if compiles:
+        with suppress(ImportError):  # a peer that cannot be compiled is left out with its reason
+            import torch._dynamo
+            import torch._inductor.compile_fx  # noqa: F401
 
     connection = Connection(pipe)
     ready = None

@@ -33,7 +33,8 @@ class Device(Replay):
 class NoProcess:
     """Stands for the process that times end to end, and keeps what was asked of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiles: bool) -> None:
+        self.compiles = compiles
         self.asked: list[tuple[object, ...]] = []
         self.is_closed = False
 

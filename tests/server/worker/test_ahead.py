@@ -50,6 +50,7 @@ def test_the_measuring_process_begins_with_the_space_and_what_times_end_to_end_o
         process = told(watch, "solve", "solve", "done")
         assert process is not None
         assert process.asked == [(small, "cpu", 30, 1)]
+        assert process.compiles
         assert not process.is_closed
     assert process.is_closed
     assert machine.begun == 1
@@ -64,6 +65,7 @@ def test_where_calls_may_be_compiled_beside_timing_it_imports_while_chosen_calls
         assert process.asked == []
         assert told(watch, "solve") is process
         assert process.asked == [(small, "cpu", 0, None)]
+        assert not process.compiles
 
 
 def test_nothing_that_times_end_to_end_is_started_where_it_is_not_wanted_or_a_replay_measures(small: Model) -> None:
@@ -72,7 +74,7 @@ def test_nothing_that_times_end_to_end_is_started_where_it_is_not_wanted_or_a_re
 
 
 def test_a_process_that_cannot_be_started_ahead_ends_nothing(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left() -> NoProcess:
+    def none_left(*, compiles: bool) -> NoProcess:  # noqa: ARG001
         raise BlockingIOError
 
     monkeypatch.setattr(ahead, "TimingProcess", none_left)

@@ -258,7 +258,7 @@ def test_covers_and_combinations_are_bounded_as_well(bound: str, small: Model, m
 
 def apart(program: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], Configuration]:
     """Return what times end to end in a process that runs this program; it has a `connection`."""
-    head = "import json, os, sys, time; pipe, parent, path = json.loads(sys.argv[1]); sys.path[:] = path\n"
+    head = "import json, os, sys, time; pipe, parent, path, _ = json.loads(sys.argv[1]); sys.path[:] = path\n"
     connection = "from multiprocessing.connection import Connection; connection = Connection(pipe)\n"
     monkeypatch.setattr(timing, "_PROGRAM", head + connection + program)
     return lambda model: timing.time_apart(made_up_configuration(model), 3, 1)
