@@ -33,7 +33,7 @@ from autotuner.runtime.early_gradients import note_readers
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.runtime.region_choice import RegionChoice
 from autotuner.runtime.region_operator import RegionResults
-from autotuner.settings import Settings
+from autotuner.settings import Settings, TuneOptions
 
 if TYPE_CHECKING:
     from autotuner.server.client import Client
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("autotuner.backend")
 
 OPTIONS = (
-    "budget", "capture", "compiler", "configurations", "database", "graphs", "inductor", "numerics", "quiet", "server"
+    "budget", "budget_bytes", "capture", "compiler", "configurations", "database", "graphs", "inductor", "numerics",
+    "quiet", "server",
 )  # fmt: skip
 SOURCES = {"server": "a server", "database": "a database", "configurations": "configurations"}
 """Options that say where configurations are known, in words: one of them is given, or none."""
@@ -75,9 +76,11 @@ def compile_graph(
             `AUTOTUNER_DATABASE`); "compiler" of the rest: "inductor" (the default), "aot_eager" or "eager"; "graphs":
             whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
             regions make no graphs of their own then, and read their inputs in place; "budget": whether the caller's
-            steps have a memory budget, which decides how regions run; "inductor": Inductor's own options; "numerics":
-            the class that plans may be of, "exact" (the default), "8-bit" or "fp8", as of a tuning; "quiet": whether
-            nothing is printed while kernels are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
+            steps have a memory budget, which decides how regions run; "budget_bytes": what plans of regions were
+            tuned with (none, for those that were tuned without a budget); "inductor": Inductor's own options;
+            "numerics": the class that plans may be of, "exact" (the default), "8-bit" or "fp8", as of a tuning;
+            "quiet": whether nothing is printed while kernels are built and the rest is compiled (false, or
+            `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -136,17 +139,21 @@ def chosen(
     server: "str | Client | None",
     configurations: Given | None,
     compiler: str,
-    numerics: str = "exact",
+    tuning: TuneOptions,
 ) -> dict[str, Any]:
     """Return options of the backend, without those that are not given.
+
+    Args:
+        tuning: its budget and its numerics say which plans are looked up.
 
     Raises:
         InputError: as `checked`.
     """
     where = None if database is None else str(database)
     given = {"database": where, "server": server, "configurations": configurations, "compiler": compiler}
+    given["budget_bytes"] = tuning.budget_bytes
     options = {name: value for name, value in given.items() if value is not None}
-    options |= {} if numerics == "exact" else {"numerics": numerics}
+    options |= {} if tuning.numerics == "exact" else {"numerics": tuning.numerics}
     checked(options)
     return options
 
@@ -177,6 +184,9 @@ def checked(options: Mapping[str, Any]) -> None:
     if options.get("capture") not in (None, "step"):
         raise InputError(f'capture is {options["capture"]!r}: write "step", or leave it out')
     checked_numerics(options.get("numerics", "exact"))
+    budget_bytes = options.get("budget_bytes")
+    if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 1):
+        raise InputError(f"budget_bytes is {budget_bytes!r}: write a number of bytes above 0, or leave it out")
     sources = [name for name in SOURCES if options.get(name) is not None]
     if len(sources) > 1:
         raise InputError(f"the backend was given {' and '.join(SOURCES[name] for name in sources)}: give one of them")
@@ -376,14 +386,14 @@ def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] 
 
 
 def _knowledge(given: Mapping[str, Any]) -> Knowledge:
-    numerics: Numerics = given.get("numerics", "exact")
+    plans: tuple[Numerics, int | None] = given.get("numerics", "exact"), given.get("budget_bytes")
     if given.get("configurations") is not None:
         return OfConfigurations(given["configurations"])
     if given.get("server") is not None:
-        return OfService(given["server"], numerics)
+        return OfService(given["server"], *plans)
     if given.get("database") is not None:
-        return OfDatabase(given["database"], numerics)
+        return OfDatabase(given["database"], *plans)
     settings = Settings.from_environment()
     if os.environ.get("AUTOTUNER_SERVER", "").strip():
-        return OfService(settings.server_url, numerics)
-    return OfDatabase(settings.database_url, numerics)
+        return OfService(settings.server_url, *plans)
+    return OfDatabase(settings.database_url, *plans)

@@ -32,7 +32,7 @@ SILENT_S = 60.0
 """A service that did not answer is not asked again for so long."""
 USABLE = ("exact", "doubtful")
 
-_SUBMITTED: dict[tuple[str, str, str, str], int] = {}
+_SUBMITTED: dict[tuple[str, str, str, str, int | None], int] = {}
 _SILENT_UNTIL: dict[str, float] = {}
 
 
@@ -58,10 +58,13 @@ class OfDatabase:
     """The knowledge of a database. Nothing tunes in the background: that takes the device which trains.
 
     What was tuned with the numerics that are allowed is preferred to what was tuned without.
+
+    Args:
+        budget_bytes: that it was tuned with; None for what was tuned without one.
     """
 
-    def __init__(self, database: str | Path, numerics: Numerics = "exact") -> None:
-        self._database, self._numerics = database, numerics
+    def __init__(self, database: str | Path, numerics: Numerics = "exact", budget_bytes: int | None = None) -> None:
+        self._database, self._numerics, self._budget_bytes = database, numerics, budget_bytes
 
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
         with needed_for("looking configurations up in a database"):
@@ -73,8 +76,8 @@ class OfDatabase:
             for model in models:
                 matches = (
                     opened.configurations.best(
-                        family_key=family_key(model.family, numerics=each), dtype=model.dtype, extents=model.extents,
-                        device_type=here.device_type, device_name=here.device_name,
+                        family_key=family_key(model.family, self._budget_bytes, each), dtype=model.dtype,
+                        extents=model.extents, device_type=here.device_type, device_name=here.device_name,
                     ) for each in allowed_classes(self._numerics)
                 )  # fmt: skip
                 stored = next((match.stored for match in matches if match.status in USABLE), None)
@@ -83,7 +86,8 @@ class OfDatabase:
         return found
 
     def want(self, models: Iterable[Model], device_type: str) -> str:  # noqa: ARG002
-        return "autotuner.tune(model, example_inputs=...) tunes them"
+        budget = "" if self._budget_bytes is None else f", budget_bytes={self._budget_bytes}"
+        return f"autotuner.tune(model, example_inputs=...{budget}) tunes them"
 
 
 class OfConfigurations:
@@ -146,10 +150,13 @@ class OfService:
     """The knowledge of a service, whose workers tune what is not known.
 
     A process submits one job for each model. Of several processes that train one model, the first submits.
+
+    Args:
+        budget_bytes: as of `OfDatabase`, and jobs are submitted with it.
     """
 
-    def __init__(self, server: "str | Client", numerics: Numerics = "exact") -> None:
-        self._server, self._numerics = server, numerics
+    def __init__(self, server: "str | Client", numerics: Numerics = "exact", budget_bytes: int | None = None) -> None:
+        self._server, self._numerics, self._budget_bytes = server, numerics, budget_bytes
 
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:
         here = environment(device_type)
@@ -159,7 +166,7 @@ class OfService:
                 views = (
                     client.best(
                         dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
-                        device_name=here.device_name, numerics=each,
+                        device_name=here.device_name, budget_bytes=self._budget_bytes, numerics=each,
                     ) for each in allowed_classes(self._numerics)
                 )  # fmt: skip
                 best = next((view.best for view in views if view.match in USABLE), None)
@@ -174,11 +181,12 @@ class OfService:
         jobs = []
         with self._asked() as client:
             for model in models:
-                key = (client.url, here.device_name, canonical_json(model.to_json()), self._numerics)
+                asked = (self._numerics, self._budget_bytes)
+                key = (client.url, here.device_name, canonical_json(model.to_json()), *asked)
                 if key not in _SUBMITTED:
                     _SUBMITTED[key] = client.submit(
                         dict(model.definition), extents=model.extents, dtype=model.dtype, device=here.device_type,
-                        device_name=here.device_name, numerics=self._numerics,
+                        device_name=here.device_name, numerics=self._numerics, budget_bytes=self._budget_bytes,
                     ).id  # fmt: skip
                 jobs.append(_SUBMITTED[key])
             url = client.url

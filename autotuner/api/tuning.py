@@ -250,7 +250,7 @@ class Effort:
 
     def known_of(self, models: Sequence[Model], device: str, limit: _Limit) -> list[Configuration]:
         """Return what is known of regions that a limit leaves out, and warn of the others."""
-        stored = OfDatabase(self._stored, checked_numerics(self.options.numerics))
+        stored = OfDatabase(self._stored, checked_numerics(self.options.numerics), self.options.budget_bytes)
         known = [each for each in stored.find(models, device) if each is not None]
         if len(known) < len(models):
             warnings.warn(

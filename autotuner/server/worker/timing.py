@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 SETTLED_SHARE = 0.005
-"""How well the medians of the plan and its peers are known where fewer turns than those asked for do."""
+"""Half of a median's interval over it, of the plan and its peers, at which fewer turns than those asked for do."""
 _PROGRAM = (
     "import json, sys; pipe, parent, path, compiles = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from autotuner.server.worker.timing import main; main(pipe, parent, compiles=compiles)"

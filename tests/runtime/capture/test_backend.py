@@ -21,7 +21,7 @@ from autotuner.errors import InputError, TunedWarning
 from autotuner.ir.formats import Numerics
 from autotuner.kernels.torch import programmed
 from autotuner.measure.devices import environment
-from autotuner.plan.configuration import Configuration
+from autotuner.plan.configuration import Configuration, Memory
 from autotuner.plan.request import family_key
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.capture.known import Compilation, Known, assert_equal, gradients, planned
@@ -324,6 +324,33 @@ def test_what_was_tuned_with_8_bits_allowed_is_found_only_where_they_are(tmp_pat
     assert (known("exact"), known("8-bit")) == (["exact"], ["8-bit"])
 
 
+def test_what_was_tuned_under_a_budget_is_found_with_that_budget_and_run(tmp_path: Path) -> None:
+    model, x, path = blocks(), inputs(2, 3), tmp_path / "known.sqlite"
+    found = stored(model, x, path)
+    (region,) = region_calls(model, [x]).models.values()
+    with open_database(path) as database:
+        database.configurations.save(
+            request_key="other", environment_key=environment("cpu").key, dtype=region.dtype, extents=region.extents,
+            family_key=family_key(region.family, 2**20), complete=True, total_us=1.0,
+            document=replace(found, memory=Memory(2**20, 1, 1)).to_json(),
+        )  # fmt: skip
+
+    def budgets(budget_bytes: int | None) -> list[int | None]:
+        known = OfDatabase(path, budget_bytes=budget_bytes).find([region], "cpu")
+        return [each.budget_bytes for each in known if each is not None]
+
+    assert (budgets(None), budgets(2**20), budgets(2**21)) == ([None], [2**20], [])
+    wanted = gradients(model, loss_on(x))
+    for budget_bytes, places in ((2**20, 2), (2**21, 0)):
+        torch._dynamo.reset()
+        compiled = autotuner.optimize(model, database=path, compiler="eager", budget_bytes=budget_bytes)
+        assert_equal(gradients(model, loss_on(x), compiled), wanted, 2e-6)
+        assert COMPILED[-1].tuned_places == places
+    assert COMPILED[-1].note == "autotuner.tune(model, example_inputs=..., budget_bytes=2097152) tunes them"
+    with pytest.raises(InputError, match="budget_bytes is '1GiB': write a number of bytes above 0, or leave it out"):
+        checked({"budget_bytes": "1GiB"})
+
+
 def test_a_model_runs_configurations_that_are_given_and_says_which_region_has_none(tmp_path: Path) -> None:
     model, x = blocks(), inputs(2, 3)
     (region,) = region_calls(model, [(x,)]).models.values()
@@ -394,7 +421,7 @@ def test_the_backend_is_found_by_name() -> None:
     [
         (
             {"compilr": "eager"},
-            "the backend has no option 'compilr'; it has budget, capture, compiler, configurations, data",
+            "the backend has no option 'compilr'; it has budget, budget_bytes, capture, compiler, configurations, data",
         ),
         ({"capture": "forward"}, "capture is 'forward': write \"step\", or leave it out"),
         ({"compiler": "nvcc"}, "compiler is 'nvcc': write one of inductor, aot_eager, eager"),
