@@ -71,9 +71,9 @@ def optimize(
 
         from autotuner.api.backend import check_examples, chosen, compile_graph
 
-    effort = TuneOptions.of(**tuning)  # an unknown one ends here, also where nothing is tuned
+    asked = TuneOptions.of(**tuning)  # an unknown one ends here, also where nothing is tuned
     check_examples(example_inputs, server, configurations)
-    options = chosen(database, server, configurations, compiler, effort)
+    options = chosen(database, server, configurations, compiler, asked)
     options |= {"graphs": graphs, "quiet": watch is not show}
     if example_inputs is not None:
         with needed_for("tuning"):

@@ -150,8 +150,10 @@ def chosen(
         InputError: as `checked`.
     """
     where = None if database is None else str(database)
-    given = {"database": where, "server": server, "configurations": configurations, "compiler": compiler}
-    given["budget_bytes"] = tuning.budget_bytes
+    given = {
+        "database": where, "server": server, "configurations": configurations, "compiler": compiler,
+        "budget_bytes": tuning.budget_bytes,
+    }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     options |= {} if tuning.numerics == "exact" else {"numerics": tuning.numerics}
     checked(options)

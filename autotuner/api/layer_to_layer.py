@@ -128,7 +128,7 @@ def layer_to_layer(
         raise InputError("this model is compiled already: give layer_to_layer the model that torch.compile was given")
     if any(isinstance(vars(module).get("forward"), ReplacedForward) for module in model.modules()):
         raise InputError("this model has a step already: step.close() first")
-    effort = TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned
+    asked = TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned
     if are_several():
         raise InputError(
             "several processes train one model, and layer to layer is for one: run it in a process without a group"
@@ -171,7 +171,7 @@ def layer_to_layer(
         raise InputError(
             "example_inputs are there to tune layers, and with compiler=None none runs tuned: leave one of them out"
         )
-    options = None if compiler is None else chosen(database, server, configurations, compiler, effort)
+    options = None if compiler is None else chosen(database, server, configurations, compiler, asked)
     found = repeated_layers(model)
     runs_on = _device(model, device)
     _check_host_memory(found, optimizer, link_dtype, optimizer_in_backward)

@@ -121,7 +121,7 @@ def training_step(
         BudgetError: at the second step of a shape: it needs more, however its regions run.
     """
     check_examples(example_inputs, server, configurations)
-    effort = TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned
+    asked = TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned
     budget_bytes = parsed_bytes(memory_budget, "memory_budget")
     if optimizer_in_backward and max_norm is not None:
         raise InputError(
@@ -143,7 +143,7 @@ def training_step(
             "once: give one whose step() needs no closure, such as AdamW, or write a loop around optimize(model)"
         )
     model, peers = shared.model, None if shared.group is None else Peers(shared.group)
-    options = chosen(database, server, configurations, compiler, effort) | {"quiet": watch is not show}
+    options = chosen(database, server, configurations, compiler, asked) | {"quiet": watch is not show}
     trace_past_notes(model)
     objective = objective_of(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
