@@ -20,8 +20,15 @@ def name_of(node: fx.Node) -> str:
 
 def storages_of(node: fx.Node) -> set[int]:
     """Return the storages of what a node makes."""
-    examples = pytree.tree_leaves(node.meta.get(EXAMPLE))
-    return {_plain(example).untyped_storage()._cdata for example in examples if isinstance(example, Tensor)}
+    return {_storage(example) for example in _examples(node)}
+
+
+def _examples(node: fx.Node) -> list[Tensor]:
+    return [each for each in pytree.tree_leaves(node.meta.get(EXAMPLE)) if isinstance(each, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(_plain(tensor).untyped_storage()._cdata)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -34,9 +41,12 @@ def _plain(tensor: Tensor) -> Tensor:
 def changed_in_place(graph: fx.Graph) -> set[int]:
     """Return the storages of tensors that some node changes in place, or writes its result to."""
     found: set[int] = set()
+    made_changed: dict[int, int] = {}  # FlexAttention counts changes of its result before anybody else has it
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
+        if node.target is torch.ops.higher_order.flex_attention:
+            made_changed |= {_storage(each): each._version for each in _examples(node)}
         name = name_of(node)
         of_operator = getattr(operator, name, None) is node.target
         writes = (
@@ -51,7 +61,7 @@ def changed_in_place(graph: fx.Graph) -> set[int]:
                 found |= storages_of(given)
         for given in _written_by_schema(node):
             found |= storages_of(given)
-        if _version_of(node):  # whoever changed it
+        if _version_of(node) > max((made_changed.get(each, 0) for each in storages_of(node)), default=0):  # whoever did
             found |= storages_of(node)
         if name == "embedding" and len(node.args) > 3 and node.args[3] is not None:  # it scales rows of its weight
             for given in node.all_input_nodes:

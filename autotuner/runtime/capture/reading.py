@@ -135,6 +135,8 @@ class GraphReading:
     def _value(self, node: fx.Node) -> Any:
         if node.target in NO_OPERATORS:
             raise UnknownError("no operator")
+        if node.target is torch.ops.higher_order.flex_attention:
+            raise UnknownError("what its block mask skips is data, so it stays the other compiler's")
         for storage in storages_of(node) & self._changed.keys():
             raise UnknownError(self._changed[storage])
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):  # type: ignore[arg-type]
