@@ -61,7 +61,7 @@ def attention_of(model: Any) -> dict[str, Any]:
     own = _own_attention(model)
     if own is not None and own.is_set(model):
         return {"": NAME}
-    parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs}
+    parts = {name: getattr(getattr(config, name, None), "_attn_implementation", None) for name in config.sub_configs}
     return {"": config._attn_implementation, **{name: found for name, found in parts.items() if found is not None}}
 
 
