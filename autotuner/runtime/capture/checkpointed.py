@@ -27,7 +27,7 @@ class CapturedModule:
 
     Attributes:
         regions: those of the graph, then those of each body.
-        reasons: how many nodes are torch's, by why; and blocks that are none of ours after all.
+        reasons: how many nodes are torch's, by why; and regions that are none of ours after all.
         nodes: calls in all graphs.
     """
 
@@ -52,7 +52,7 @@ class CapturedModule:
 
     @property
     def refused(self) -> dict[fx.Node, str]:
-        """Reasons why nodes of all graphs are torch's, or the blocks that they are in."""
+        """Reasons why nodes of all graphs are torch's, or the regions that they are in."""
         return {
             node: why for captured in (self._whole, *self._bodies.values()) for node, why in captured.refused.items()
         }
@@ -133,4 +133,4 @@ def _checkpoint(body: fx.GraphModule, *given: Any, **options: Any) -> Any:
 
 
 def _has_attention(region: Region) -> bool:
-    return any(operation.kind == "softmax" for operation in region.block.operations)
+    return any(operation.kind == "softmax" for operation in region.cut.operations)

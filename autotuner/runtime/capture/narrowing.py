@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from autotuner.ir.kinds import KINDS
 from autotuner.kernels.geometry import HALVES
-from autotuner.runtime.capture.blocks import Uses
 from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, View
+from autotuner.runtime.capture.regions import Uses
 
 
 @dataclass(frozen=True, eq=False)

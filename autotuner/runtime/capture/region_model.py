@@ -1,4 +1,4 @@
-"""A block as a model: the operators with letters for axes, and where its operands come from."""
+"""A region as a model: the operators with letters for axes, and where its operands come from."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,6 @@ from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import digest
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.capture.axes import Axis, UnknownError, are_neighbours, extent, whole
-from autotuner.runtime.capture.blocks import Block
 from autotuner.runtime.capture.program import (
     BoundView,
     Operation,
@@ -26,6 +25,7 @@ from autotuner.runtime.capture.program import (
     taken_of,
 )
 from autotuner.runtime.capture.reader import learned
+from autotuner.runtime.capture.regions import Cut
 from autotuner.runtime.capture.side_by_side import Run, runs_of
 
 LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
@@ -51,15 +51,15 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A block that can be tuned: its model, and its boundary.
+    """A region that can be tuned: its model, and its boundary.
 
     Args:
-        operators: those of the block, by the first tensor that each makes in the model.
+        operators: those of the region, by the first tensor that each makes in the model.
         inputs, parameters, outputs: as the caller sees them; `sources` are of inputs and then of parameters, and
-            `results` of outputs. Outputs are those of the model, and behind them what the block shows beside.
+            `results` of outputs. Outputs are those of the model, and behind them what the region shows beside.
     """
 
-    block: Block
+    cut: Cut
     model: Model
     operators: Mapping[str, Operation]
     inputs: tuple[Port, ...]
@@ -70,24 +70,24 @@ class Region:
 
     @property
     def key(self) -> str:
-        """The same for equal blocks."""
+        """The same for equal regions."""
         return digest([self.model.to_json(), [[port.name, *port.dims] for port in (*self.inputs, *self.parameters)]])
 
 
-def region_of(block: Block) -> Region:
-    """Return a block as a region.
+def region_of(cut: Cut) -> Region:
+    """Return what was cut out as a region.
 
     Raises:
         UnknownError: it has more axes than there are letters, or cannot be said in them.
     """
     try:
-        return _Writing(block).region()
+        return _Writing(cut).region()
     except _LettersError:
-        return _Writing(block, is_short=True).region()
+        return _Writing(cut, is_short=True).region()
 
 
 class _LettersError(UnknownError):
-    """A block has more axes than there are letters."""
+    """A region has more axes than there are letters."""
 
 
 @dataclass
@@ -131,10 +131,10 @@ class _Letters:
 
 
 class _Writing:
-    def __init__(self, block: Block, is_short: bool = False) -> None:
-        self.block = block
-        self.inside = {tensor for operation in block.operations for tensor in operation.outputs}
-        self.letters = _Letters(_merged(block.operations, is_short))
+    def __init__(self, cut: Cut, is_short: bool = False) -> None:
+        self.cut = cut
+        self.inside = {tensor for operation in cut.operations for tensor in operation.outputs}
+        self.letters = _Letters(_merged(cut.operations, is_short))
         self.names: dict[Taken, str] = {}
         self.sources: dict[str, Source] = {}
         self.dtypes: dict[str, str] = {}
@@ -143,7 +143,7 @@ class _Writing:
         self.wanted: dict[Operation, list[frozenset[tuple[Axis, int]]]] = {}
 
     def region(self) -> Region:
-        for tensor in self.block.results:
+        for tensor in self.cut.results:
             self._want(tensor, frozenset())
         self.letters.runs = self._runs()
         entries = [
@@ -151,8 +151,8 @@ class _Writing:
         ]
         inputs = [name for name, source in self.sources.items() if not source.tensor.parameter]
         parameters = [name for name, source in self.sources.items() if source.tensor.parameter]
-        results = tuple(self.names[tensor, frozenset()] for tensor in self.block.results)
-        shown = tuple(self.names[taken] for taken in self.block.shown)
+        results = tuple(self.names[tensor, frozenset()] for tensor in self.cut.results)
+        shown = tuple(self.names[taken] for taken in self.cut.shown)
         ((dtype, _),) = Counter(self.dtypes.values()).most_common(1)
         declared = {name: self._axes(source) for name, source in self.sources.items()}
         other = {name: {"dtype": own} if own != dtype else {} for name, own in self.dtypes.items()}
@@ -171,7 +171,7 @@ class _Writing:
         }
         definition["name"] = f"captured-{digest([definition['operators'], definition['inputs']])[:8]}"
         try:
-            file = ModelFile("a captured block", parse_definition(definition, "a captured block"))
+            file = ModelFile("a captured region", parse_definition(definition, "a captured region"))
             model = file.instantiate(None, extents=extents, options={}, dtype=dtype)
         except AutotunerError as error:
             raise UnknownError(str(error)) from error
@@ -181,7 +181,7 @@ class _Writing:
             Port(name, (name,), self._dims(result.dims)) for name, result in zip((*results, *shown), made, strict=True)
         )
         return Region(
-            self.block,
+            self.cut,
             model,
             {self.names[operation.outputs[0], fixed]: operation for operation, fixed in reversed(tuple(self._made()))},
             tuple(ports[name] for name in inputs),
@@ -205,11 +205,11 @@ class _Writing:
             waiting += [(each.view.tensor, taken_of(each, dict(fixed))) for each in reversed(operation.inputs)]
 
     def _made(self) -> Iterator[tuple[Operation, frozenset[tuple[Axis, int]]]]:
-        """Yield the block's operators in order, each for the places at which its results are wanted."""
-        return ((each, fixed) for each in self.block.operations for fixed in self.wanted.get(each, ()))
+        """Yield the region's operators in order, each for the places at which its results are wanted."""
+        return ((each, fixed) for each in self.cut.operations for fixed in self.wanted.get(each, ()))
 
     def _handed_out(self) -> tuple[Taken, ...]:
-        return (*((tensor, frozenset[tuple[Axis, int]]()) for tensor in self.block.results), *self.block.shown)
+        return (*((tensor, frozenset[tuple[Axis, int]]()) for tensor in self.cut.results), *self.cut.shown)
 
     def _runs(self) -> dict[Axis, Run]:
         """Return axes that need one letter between them, such as the parts of a head of which a program reads one.
@@ -235,7 +235,7 @@ class _Writing:
     def _is_made(self, operation: Operation, fixed: frozenset[tuple[Axis, int]]) -> bool:
         """Say whether a cast is equal to an earlier one, whose result then has both names; results stay their own."""
         (tensor,) = operation.outputs[:1]
-        if operation.kind != "cast" or tensor in self.block.results:
+        if operation.kind != "cast" or tensor in self.cut.results:
             return False
         (operand,) = operation.inputs
         read = self.names.get((operand.view.tensor, taken_of(operand, dict(fixed))))
@@ -282,7 +282,7 @@ class _Writing:
         if operation.kind == "cast":
             (made,) = operation.outputs
             readers = (
-                (o, n) for o in self.block.operations for n, read in enumerate(o.inputs) if read.view.tensor is made
+                (o, n) for o in self.cut.operations for n, read in enumerate(o.inputs) if read.view.tensor is made
             )
             operation, number = next(readers, (operation, number))
         return KINDS[operation.kind].roles.get(number, "input")
@@ -310,7 +310,7 @@ class _Writing:
         tensor = self.sources[name].tensor
         is_bias = any(
             operation.kind == "packed_attention" and self._role(operation, number) == "bias"
-            for operation in self.block.operations
+            for operation in self.cut.operations
             for number, operand in enumerate(operation.inputs)
             if operand.view.tensor is tensor
         )

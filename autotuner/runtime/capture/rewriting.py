@@ -8,7 +8,6 @@ from torch import Tensor, fx
 
 from autotuner.runtime.capture.aside import aside
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
-from autotuner.runtime.capture.blocks import Block, blocks_of
 from autotuner.runtime.capture.calls import EXAMPLE
 from autotuner.runtime.capture.layers import layer_calls
 from autotuner.runtime.capture.narrowing import narrow, renamed
@@ -16,6 +15,7 @@ from autotuner.runtime.capture.packed import seeds_of
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, View, fixed_of, taken_by
 from autotuner.runtime.capture.reading import GraphReading
 from autotuner.runtime.capture.region_model import Region, region_of
+from autotuner.runtime.capture.regions import Cut, cuts_of
 
 Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
 """Writes a region's call: given the graph and the nodes of inputs and parameters, returns those of outputs."""
@@ -26,12 +26,12 @@ class Captured:
 
     Attributes:
         regions: in the order of the graph.
-        reasons: how many of its nodes are torch's, by why; and blocks that are none of ours after all.
-        refused: why a node is torch's, or the block that it is in.
+        reasons: how many of its nodes are torch's, by why; and regions that are none of ours after all.
+        refused: why a node is torch's, or the region that it is in.
     """
 
     def __init__(self, graph: fx.Graph, *, is_unit: bool = False) -> None:
-        """Read a graph; `is_unit`: it is one of several like it, and a block where nothing in it repeats."""
+        """Read a graph; `is_unit`: it is one of several like it, and a region where nothing in it repeats."""
         self.graph = graph
         self._reading = GraphReading(graph)
         self._reading.split_alike()
@@ -57,20 +57,20 @@ class Captured:
                 self._views.setdefault(value.tensor, []).append(node)
         self.nodes = len([node for node in graph.nodes if node.op.startswith("call")])
         operations = [each for each in self._reading.operations if each in needed]
-        for block in blocks_of(operations, demanded, self._handed_out(readers), is_unit=is_unit):
+        for cut in cuts_of(operations, demanded, self._handed_out(readers), is_unit=is_unit):
             try:
-                self.regions.append(region_of(block))
+                self.regions.append(region_of(cut))
             except UnknownError as error:
-                self._refuse(block, error)
+                self._refuse(cut, error)
 
-    def _refuse(self, block: Block, error: UnknownError) -> None:
-        self.reasons[f"a block: {error}"] += 1
+    def _refuse(self, cut: Cut, error: UnknownError) -> None:
+        self.reasons[f"a region: {error}"] += 1
         nodes = self._reading.nodes
-        self.refused |= {nodes[operation.place]: f"a block: {error}" for operation in block.operations}
+        self.refused |= {nodes[operation.place]: f"a region: {error}" for operation in cut.operations}
 
     def nodes_of(self, region: Region) -> set[fx.Node]:
         """Return the calls of the graph that a region stands for."""
-        return {node for operation in region.block.operations for node in self.nodes_of_operator(operation)}
+        return {node for operation in region.cut.operations for node in self.nodes_of_operator(operation)}
 
     def nodes_of_operator(self, operation: Operation) -> list[fx.Node]:
         """Return the calls of the graph that an operator stands for."""
@@ -242,7 +242,7 @@ class Captured:
         """Return the node before which each region's call can stand: behind what it reads, before who reads it."""
         nodes = list(self._reading.order)
         while True:  # each turn but the last leaves out a region
-            tuned = frozenset(operation for region in regions for operation in region.block.operations)
+            tuned = frozenset(operation for region in regions for operation in region.cut.operations)
             live, _ = self._live(tuned)
             at: dict[TensorValue, float] = {}
             found: dict[Region, fx.Node] = {}
@@ -250,14 +250,14 @@ class Captured:
             for region in regions:
                 try:
                     behind = max((self._position(source.tensor, at) for source in region.sources), default=-1.0)
-                    place = min((o.place for o in region.block.operations if o.place > behind), default=None)
+                    place = min((o.place for o in region.cut.operations if o.place > behind), default=None)
                     views = [view for result in region.results for view in self._views.get(result.tensor, ())]
                     if place is None or any(
                         self._reading.order[user] < place and user in live for view in views for user in view.users
                     ):
                         raise UnknownError("other parts of the model lie between its own")
                 except UnknownError as error:
-                    self._refuse(region.block, error)
+                    self._refuse(region.cut, error)
                     refused = region
                     break
                 found[region] = nodes[place]

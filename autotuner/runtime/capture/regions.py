@@ -1,11 +1,11 @@
-"""Blocks: parts of a program that are tuned as one, and those among them that are equal.
+"""Regions: parts of a program that are tuned as one, and those among them that are equal.
 
 A program is cut where nothing but one tensor goes on. Pieces that repeat in the same order, as those of the layers of
-a transformer do, make one block each time. Where more of the flop is in the model's layers than in such blocks, as
-where the first layer reads otherwise than the others, the program is cut as the layers are: each is one block.
+a transformer do, make one region each time. Where more of the flop is in the model's layers than in such regions, as
+where the first layer reads otherwise than the others, the program is cut as the layers are: each is one region.
 
-A block is worth tuning if it has three operators or more, and either holds an attention, or is one of several layers or
-of several alike that have a share of the program's products: 5 % of their flop, all of them together.
+A region is worth tuning if it has three operators or more, and either holds an attention, or is one of several layers,
+or of several alike that have a share of the program's products: 5 % of their flop, all of them together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +22,11 @@ from autotuner.runtime.capture.layers import by_layers, siblings_of
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fixed_of, source_of, taken_by
 
 PERIOD_MAX = 16
-"""Pieces that a repeating block has at most."""
+"""Pieces that a repeating region has at most."""
 OPERATORS_MIN = 3
-"""Operators that a block has at least: fewer than those of an attention leave nothing to fuse or to lay out."""
+"""Operators that a region has at least: fewer than those of an attention leave nothing to fuse or to lay out."""
 SHARE_MIN = 0.05
-"""Share of the flop of all products that blocks without an attention have at least, all equal ones together."""
+"""Share of the flop of all products that regions without an attention have at least, all equal ones together."""
 READS_MAX = 6
 """Nodes of one layer that read what flows into it, at most."""
 Groups = list[tuple[int, list[list[Operation]]]]
@@ -37,12 +37,12 @@ of them are tried."""
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
-    """Operators that are tuned as one, in order, and those of their results that somebody else reads.
+class Cut:
+    """What is cut out as one region: operators in order, and those of their results that somebody else reads.
 
     Args:
         results: what flows on.
-        shown: what others get beside that, as the keys and values of a cache. A block is tuned as if it had none.
+        shown: what others get beside that, as the keys and values of a cache. A region is tuned as if it had none.
     """
 
     operations: tuple[Operation, ...]
@@ -78,8 +78,8 @@ class Uses:
             if tensor in self.demanded or any(reader not in inside for reader in self.readers.get(tensor, ()))
         )
 
-    def block(self, operations: Sequence[Operation]) -> Block:
-        """Return operators as a block."""
+    def cut(self, operations: Sequence[Operation]) -> Cut:
+        """Return operators as a region."""
         inside = set(operations)
         results, shown = [], list[Taken]()
         for tensor in self.results(operations):
@@ -88,7 +88,7 @@ class Uses:
                 shown += handed_out
             else:
                 results.append(tensor)
-        return Block(tuple(operations), tuple(results), tuple(shown))
+        return Cut(tuple(operations), tuple(results), tuple(shown))
 
     def _is_in_memory(self, taken: Taken, inside: set[Operation]) -> bool:
         """Say whether nothing but products reads a tensor at these places, so that no kernel keeps it to itself."""
@@ -102,23 +102,23 @@ class Uses:
         return is_made and of_taken == {"contraction"} and inside.issuperset(readers)
 
 
-def blocks_of(
+def cuts_of(
     operations: Sequence[Operation],
     demanded: Iterable[TensorValue],
     handed_out: Iterable[Taken] = (),
     *,
     is_unit: bool = False,
-) -> list[Block]:
-    """Return the blocks worth tuning: those that hold an attention, or repeat and have a share of the flop.
+) -> list[Cut]:
+    """Return the regions worth tuning: those that hold an attention, or repeat and have a share of the flop.
 
     Args:
         operations: in order, with their stages; only those that somebody needs.
         demanded: tensors that are read by what is no operator of ours.
         handed_out: what is read of them.
-        is_unit: whether the program repeats as a whole elsewhere, so that it is one block unless parts of it repeat.
+        is_unit: whether the program repeats as a whole elsewhere, so that it is one region unless parts of it repeat.
     """
     uses = Uses(operations, demanded, handed_out)
-    found: list[Block] = []
+    found: list[Cut] = []
     least = SHARE_MIN * sum(map(product_flop, operations))
     siblings = siblings_of(operations)
     for part in _connected(operations, uses):
@@ -126,8 +126,8 @@ def blocks_of(
         if all(number == 1 for number, _ in groups):
             groups = [(2, [part])] if is_unit else _as_one_layer(groups)
         each_way = (_worth(groups, least), _worth(_layer_groups(part, uses, siblings), least))
-        found += map(uses.block, max(each_way, key=lambda blocks: sum(map(product_flop, chain(*blocks)))))
-    return sorted(found, key=lambda block: block.operations[0].place)
+        found += map(uses.cut, max(each_way, key=lambda cuts: sum(map(product_flop, chain(*cuts)))))
+    return sorted(found, key=lambda cut: cut.operations[0].place)
 
 
 def _layer_groups(operations: Sequence[Operation], uses: Uses, siblings: Mapping[tuple[str, str], int]) -> Groups:
@@ -142,11 +142,11 @@ def _worth(groups: Groups, least: float) -> list[list[Operation]]:
     """Return the operators of the groups that are worth tuning; `least` is the flop that equal ones have at least."""
     found: list[list[Operation]] = []
     for number, group in groups:
-        block = [operation for piece in group for operation in piece]
-        flop = sum(map(product_flop, block))
+        cut = [operation for piece in group for operation in piece]
+        flop = sum(map(product_flop, cut))
         has_share = number > 1 and 0 < least <= number * flop
-        if len(block) >= OPERATORS_MIN and ((flop > 0 and _has_attention(block)) or has_share):
-            found.append(block)
+        if len(cut) >= OPERATORS_MIN and ((flop > 0 and _has_attention(cut)) or has_share):
+            found.append(cut)
     return found
 
 
@@ -164,12 +164,12 @@ def _as_one_layer(groups: Groups) -> Groups:
     attentions = [operation for operation in pieces if operation.kind == "softmax"]
     if not attentions or any(operation.layers for operation in attentions) or _has_shared_weights(pieces):
         return groups
-    blocks = [[*chain(*group)] for _, group in groups]
-    (width, *_) = (_elements(block[0].inputs[0].view.tensor) for block in blocks if _has_attention(block))
-    first = next(place for place, block in enumerate(blocks) if _elements(block[0].inputs[0].view.tensor) == width)
-    last = max((place for place, block in enumerate(blocks) if _elements(block[-1].outputs[0]) == width), default=first)
-    held = blocks[first : last + 1]
-    if not all(any(operation in block for block in held) for operation in attentions):
+    cuts = [[*chain(*group)] for _, group in groups]
+    (width, *_) = (_elements(cut[0].inputs[0].view.tensor) for cut in cuts if _has_attention(cut))
+    first = next(place for place, cut in enumerate(cuts) if _elements(cut[0].inputs[0].view.tensor) == width)
+    last = max((place for place, cut in enumerate(cuts) if _elements(cut[-1].outputs[0]) == width), default=first)
+    held = cuts[first : last + 1]
+    if not all(any(operation in cut for cut in held) for operation in attentions):
         return groups
     return [*groups[:first], (1, held), *groups[last + 1 :]]
 
@@ -333,16 +333,16 @@ def _times(signatures: Sequence[Any], place: int, period: int) -> int:
     return count
 
 
-def _alike_before(found: Groups, block: Sequence[Operation], uses: Uses) -> int:
-    """Return how many of the last single groups make one more of a block: what is cut more finely at the beginning."""
-    wanted = signature(block, uses)
+def _alike_before(found: Groups, cut: Sequence[Operation], uses: Uses) -> int:
+    """Return how many of the last single groups make one more of a region: what is cut more finely at the beginning."""
+    wanted = signature(cut, uses)
     operations: list[Operation] = []
     for number in range(1, min(len(found), PERIOD_MAX) + 1):
         count, group = found[-number]
         if count > 1:
             return 0
         operations = [operation for piece in group for operation in piece] + operations
-        if len(operations) > len(block):
+        if len(operations) > len(cut):
             return 0
         if signature(operations, uses) == wanted:
             return number
@@ -350,7 +350,7 @@ def _alike_before(found: Groups, block: Sequence[Operation], uses: Uses) -> int:
 
 
 def signature(operations: Sequence[Operation], uses: Uses) -> Any:
-    """Return what equal blocks have in common: all but which tensors they read."""
+    """Return what equal regions have in common: all but which tensors they read."""
     tensors: dict[TensorValue, int] = {}
     axes: dict[Axis, int] = {}
 
@@ -373,7 +373,7 @@ def signature(operations: Sequence[Operation], uses: Uses) -> Any:
                              renamed))  # fmt: skip
         results = tuple((tensors.setdefault(tensor, len(tensors)), dims_of(tensor)) for tensor in operation.outputs)
         found.append((operation.kind, _attributes(operation.attributes, numbered), tuple(operands), results))
-    return tuple(found), tuple(tensors[tensor] for tensor in uses.block(operations).results)
+    return tuple(found), tuple(tensors[tensor] for tensor in uses.cut(operations).results)
 
 
 def _attributes(attributes: Mapping[str, Scalar | Axis], numbered: Any) -> Any:
