@@ -38,7 +38,7 @@ of them are tried."""
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """What is cut out as one region: operators in order, and those of their results that somebody else reads.
+    """Operators that are cut out as one region, in order, and those of their results that somebody else reads.
 
     Args:
         results: what flows on.
