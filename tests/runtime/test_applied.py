@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from transformers.models.t5.modeling_t5 import T5Block
 from transformers.models.vit.modeling_vit import ViTLayer
@@ -82,6 +83,12 @@ def llama() -> tuple[nn.Module, dict[str, Any]]:
     return rotated(LlamaDecoderLayer, transformers.LlamaConfig(**COMMON, num_key_value_heads=2))
 
 
+def mistral() -> tuple[nn.Module, dict[str, Any]]:
+    return rotated(
+        MistralDecoderLayer, transformers.MistralConfig(**COMMON, num_key_value_heads=2, sliding_window=None)
+    )
+
+
 def qwen3() -> tuple[nn.Module, dict[str, Any]]:
     return rotated(Qwen3DecoderLayer, transformers.Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=8))
 
@@ -113,6 +120,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "own GPT block": lambda: (OwnBlock(), {}),
     "gated feed-forwards": lambda: (nn.Sequential(Gated(), Gated(), Gated()), {}),
     "LLaMA layer": llama,
+    "Mistral layer": mistral,
     "Qwen3 layer": qwen3,
     "GPT-NeoX layer": neox,
     "GPT-2 block": gpt2,
@@ -170,7 +178,7 @@ def test_outputs_and_gradients_are_those_of_eager(name: str) -> None:
         assert one is other
 
 
-@pytest.mark.parametrize("name", ["own GPT block", "LLaMA layer"])
+@pytest.mark.parametrize("name", MODULES)
 def test_under_autocast_it_runs_what_was_tuned_under_autocast(name: str) -> None:
     module, arguments = MODULES[name]()
     x = inputs()
