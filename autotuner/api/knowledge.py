@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
-from autotuner.errors import InputError, NotFoundError, ServiceError, TunedWarning, stacklevel
+from autotuner.errors import ConfigurationError, InputError, NotFoundError, ServiceError, TunedWarning, stacklevel
 from autotuner.extras import needed_for
 from autotuner.ir.formats import Numerics, allowed_classes
 from autotuner.ir.matching import same_tensors
@@ -81,13 +81,20 @@ class OfDatabase:
                     ) for each in allowed_classes(self._numerics)
                 )  # fmt: skip
                 stored = next((match.stored for match in matches if match.status in USABLE), None)
-                where = "a stored configuration"
-                found.append(None if stored is None else Configuration.from_json(json.loads(stored.text), where))
+                found.append(None if stored is None else _readable(stored.text))
         return found
 
     def want(self, models: Iterable[Model], device_type: str) -> str:  # noqa: ARG002
         budget = "" if self._budget_bytes is None else f", budget_bytes={self._budget_bytes}"
         return f"autotuner.tune(model, example_inputs=...{budget}) tunes them"
+
+
+def _readable(text: str) -> Configuration | None:
+    """Return a stored configuration; one that this version cannot run is none, and the next tuning makes another."""
+    try:
+        return Configuration.from_json(json.loads(text), "a stored configuration")
+    except ConfigurationError:
+        return None
 
 
 class OfConfigurations:

@@ -105,7 +105,8 @@ def regions(
     Args:
         batches: each is what the module is called with: a mapping of keyword arguments, a tuple or list of positional
             ones, or a tensor. Tensors are moved to the module's device.
-        database: where configurations are looked up; by default `AUTOTUNER_DATABASE`.
+        database: where configurations are looked up, those that were tuned exact and without a budget; by default
+            `AUTOTUNER_DATABASE`.
         device: device type; by default where the module's parameters are.
     """
     calls = region_calls(model, batches)

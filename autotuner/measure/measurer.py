@@ -218,8 +218,12 @@ class Measurer:
         """Have the measuring process, which rests, import what it will need for calls that are being compiled."""
         wanted = {call.candidate.kernel for call in self._compilers.asked} - self._loaded
         if wanted and self._child is not None and self._is_started:
-            with suppress(DiedError):  # the next race says so
+            try:
                 self._child.send({"do": "load", "kernels": sorted(wanted)})
+            except DiedError:  # the next race starts another
+                self._child.kill()
+                self._child = None
+                return
             self._loaded |= wanted
 
     def prepare(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Measurement | None]]:

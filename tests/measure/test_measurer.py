@@ -199,6 +199,20 @@ def test_while_nothing_is_left_to_time_the_measuring_process_imports_what_is_bei
         assert len(imported_by.read_text().split()) == 2  # it, and one process that compiled
 
 
+def test_a_measuring_process_that_is_lost_while_it_rests_is_replaced(
+    planted: str, add: MakeCall, tmp_path: Path
+) -> None:
+    with Measurer(timeout_s=5, cache_dir=tmp_path, modules=[planted], threads=1) as measurer:
+        measurer.start()
+        number = measurer.process_id
+        assert number is not None
+        os.kill(number, signal.SIGKILL)
+        assert gone(number)
+        measurer.compile_beside([add("good_compiled")])
+        assert [measured.status for _, measured in measurer.measure([[], [add("good")]])] == ["ok"]
+        assert measurer.process_id != number
+
+
 def test_a_compiling_process_that_does_not_start_is_an_error_and_the_next_request_starts_another(
     planted: str, add: MakeCall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

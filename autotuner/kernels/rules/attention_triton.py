@@ -45,8 +45,6 @@ WIDE_FEATURES = (256,)
 """Of heads whose tiles are smaller: their programs are kernels of their own, so that each has the tiles that pay."""
 WIDE = "triton_wide_attention"
 TILES = (16, 32, 64, 128, 256)
-SMALL_TILE = 64
-"""Rows of a tile that are few enough for any length: of a larger one, more than half has to be of use."""
 MOST_OFFSET = (1 << 31) - 1
 """Elements from the first of a batch entry to another along one axis: programs count those in 32 bits."""
 MOST_WORDS = (1 << 31) - (1 << 16)
@@ -202,7 +200,6 @@ def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
     """Say why a program cannot run with a candidate's launch parameters, or None if it can."""
     wanted = BACKWARD_PARAMS if backward_of(subgraph) else FORWARD_PARAMS
     params = params_of(candidate)
-    length = letter_extents(subgraph, subgraph.nodes[0])[score_axes(subgraph).rows]
     if set(params) != set(wanted):
         return f"it takes the parameters {', '.join(wanted)}; given: {', '.join(params) or 'none'}"
     for name, value in params.items():
@@ -213,8 +210,6 @@ def _not_these_tiles(subgraph: Subgraph, candidate: Candidate) -> str | None:
         tiles = WORD_TILES if name.endswith("columns") and dropout_masks(subgraph) else TILES
         if not name.endswith("warps") and value not in tiles:
             return f"{name} is one of {', '.join(map(str, tiles))}; given: {value}"
-        if name.endswith("rows") and value > SMALL_TILE and 2 * length <= value:
-            return f"half of {value} {name} hold all {length} of this one"
     least = WIDE_WARP_ROWS if candidate.kernel.startswith(WIDE) else WARP_ROWS
     for name, warps in (("rows", "warps"), ("query_rows", "query_warps"), ("key_columns", "key_warps")):
         if name in params and params[name] < least * params[warps]:

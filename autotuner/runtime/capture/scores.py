@@ -7,7 +7,7 @@ from autotuner.ir.program import parse_program
 from autotuner.ir.scores import Hidden, pieces_of, soft_cap
 from autotuner.runtime.capture.attention_masks import masks_of_attention
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
-from autotuner.runtime.capture.program import Computed, TensorValue, View
+from autotuner.runtime.capture.program import Computed, TensorValue, View, source_of
 from autotuner.runtime.capture.program_text import written
 from autotuner.runtime.capture.reader import Reader, as_numbers, learned, memory
 
@@ -21,16 +21,16 @@ def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = Fals
 
 
 def with_mask(reader: Reader, scores: View) -> View:
-    """Return scores by a mask where they are a sum with a tensor from outside that no gradient is wanted of.
+    """Return scores by a mask where they are a sum with a buffer, or an input, that no gradient is wanted of.
 
     So models add what hides the windows of an image from each other behind a learned bias. The sum stays, as in
-    `in_pieces`.
+    `in_pieces`. What a model computes is left as it is: whether that is learned cannot be told where nothing is.
     """
     made = scores.tensor.made_by
     if made is None or made.kind != "bias" or scores.fixed:
         return scores
     before, given = (operand.view for operand in made.inputs)
-    if learned(given) or given.fixed:
+    if not _is_given(given) or not _is_of_activations(before) or min(len(scores.dims), len(given.dims)) < 2:
         return scores
     mark = reader.mark()
     try:
@@ -39,6 +39,23 @@ def with_mask(reader: Reader, scores: View) -> View:
         reader.take_back(mark)
         return scores
     return View(found.tensor, scores.dims)
+
+
+def _is_given(addend: View) -> bool:
+    """Say whether a tensor is a buffer of the model or an input of it, whole, and needs no gradient."""
+    source = source_of(addend.tensor)
+    from_outside = source.node is not None and source.node.op in ("placeholder", "get_attr")
+    return from_outside and not source.parameter and not addend.fixed and not learned(addend)
+
+
+def _is_of_activations(scores: View) -> bool:
+    """Say whether scores are a product of what two operators make, or come in, and not of a weight."""
+    made = scores.tensor.made_by
+    while made is not None and made.kind in ("scale", "bias", "mask", "causal_mask", "pointwise"):
+        made = made.inputs[0].view.tensor.made_by
+    if made is None or made.kind != "contraction":
+        return False
+    return not any(source_of(operand.view.tensor).parameter for operand in made.inputs)
 
 
 def in_pieces(reader: Reader, scores: View) -> View:

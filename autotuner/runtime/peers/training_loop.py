@@ -78,7 +78,7 @@ def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
 def rounds(
     turns: Mapping[str, Callable[[], float]], samples: int, settled_share: float = 0.0
 ) -> dict[str, list[float]]:
-    """Take a turn of each once per round, in orders in which each comes as often behind any other.
+    """Take a turn of each once per round, in orders in which each comes as often behind any other, over all of them.
 
     What has run before changes a turn: behind a step that leaves the device half idle, it is cooler, and its clock is
     higher.

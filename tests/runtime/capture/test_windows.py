@@ -35,7 +35,8 @@ class Windows(nn.Module):
         super().__init__()
         hidden = torch.rand(4, window**2, window**2) < 0.3
         self.register_buffer("mask", -100.0 * (hidden & ~torch.eye(window**2, dtype=torch.bool)) if hides else None)
-        self.bias = nn.Parameter(torch.randn(window**2, window**2, heads)) if adds else None
+        self.table = nn.Parameter(torch.randn((2 * window - 1) ** 2, heads)) if adds else None
+        self.places = torch.randint(0, (2 * window - 1) ** 2, (window**2, window**2))
         self.heads, self.window = heads, window
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.stacked, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -47,10 +48,11 @@ class Windows(nn.Module):
         x = x.view(b, height // of, of, breadth // of, of, width).permute(0, 1, 3, 2, 4, 5)
         x = x.reshape(-1, of * of, width)
         query, key, value = self.stacked(x).view(len(x), of * of, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-        if self.bias is None:
+        if self.table is None:
             y = nn.functional.scaled_dot_product_attention(query, key, value)
         else:
-            scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1) + self.bias.permute(2, 0, 1)
+            scores = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
+            scores = scores + self.table[self.places].permute(2, 0, 1)
             if self.mask is not None:
                 scores = (scores.unflatten(0, (-1, len(self.mask))) + self.mask[:, None]).flatten(0, 1)
             y = scores.softmax(-1) @ value
@@ -98,6 +100,44 @@ def test_positions_of_a_window_are_one_axis_so_that_attention_is_one_kernel(opti
     assert ("mask" in {operator.kind for operator in graph.operators}) == ("hides" in options)
     calls = build_space(training_graph(graph), space_file("cuda")).calls.values()
     assert {"triton_attention", "triton_attention_grad"} <= {call.candidate.kernel for call in calls}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS)
+def test_without_gradients_the_regions_are_the_same(options: dict[str, bool]) -> None:
+    model, batch = windows(**options)
+    with_gradients = region_calls(model, [batch]).models.keys()
+    with torch.no_grad():
+        assert region_calls(model, [batch]).models.keys() == with_gradients
+
+
+class Gate(nn.Module):
+    """A layer with a softmax that is no attention's, behind a frozen bias, and a number beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate, self.out = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.gate.bias.requires_grad_(False)
+        self.register_buffer("number", torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.out((self.gate(self.norm(x)) + self.number).softmax(-1))
+        return made
+
+
+@pytest.mark.slow
+def test_a_frozen_bias_of_a_gate_is_no_mask() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Gate(), Gate()).double(), torch.randn(2, 8, 32, dtype=torch.float64)
+    found = region_calls(model, [(x,)]).models.values()
+    assert not any(operator.kind == "mask" for each in found for operator in each.graph().operators)
+
+    def loss(called: Any) -> Tensor:
+        made: Tensor = called(x).square().mean()
+        return made
+
+    wanted = gradients(model, loss)
+    assert_equal(gradients(model, loss, Compilation(model).model), wanted, 1e-12)
 
 
 @pytest.mark.slow
