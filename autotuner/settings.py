@@ -145,6 +145,8 @@ class TuneOptions:
         for name, share in (("gap", self.gap), ("estimated_gap", self.estimated_gap)):
             if share is not None and not (isfinite(share) and share >= 0):
                 raise InputError(f"{name} is {share}: give a share of 0 or more, such as 0.05, or none")
+        if self.budget_bytes is not None and not isinstance(self.budget_bytes, int):
+            raise InputError(f"the budget is {self.budget_bytes!r}: give a number of bytes, such as 2**30, or none")
         if self.budget_bytes is not None and self.budget_bytes < 1:
             raise InputError(f"the budget is {self.budget_bytes} bytes: give a number above 0, or none")
 

@@ -69,7 +69,8 @@ def optimize(
     with needed_for("compiling a model"):
         import torch
 
-        from autotuner.api.backend import check_examples, chosen, compile_graph
+        from autotuner.api.backend import compile_graph
+        from autotuner.api.options import check_examples, chosen
 
     asked = TuneOptions.of(**tuning)  # an unknown one ends here, also where nothing is tuned
     check_examples(example_inputs, server, configurations)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -15,11 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 
-from autotuner.api.knowledge import Given, Knowledge, OfConfigurations, OfDatabase, OfService
+from autotuner.api.knowledge import Knowledge, OfConfigurations, OfDatabase, OfService
+from autotuner.api.options import checked
 from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.api.telling import Say, teller_of_backend
-from autotuner.errors import AutotunerError, ConfigurationError, InputError
-from autotuner.ir.formats import Numerics, checked_numerics
+from autotuner.errors import AutotunerError, ConfigurationError
+from autotuner.ir.formats import Numerics
 from autotuner.ir.kinds import draws
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.phrases import some
@@ -33,21 +33,12 @@ from autotuner.runtime.early_gradients import note_readers
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.runtime.region_choice import RegionChoice
 from autotuner.runtime.region_operator import RegionResults
-from autotuner.settings import Settings, TuneOptions
+from autotuner.settings import Settings, parsed_bytes
 
 if TYPE_CHECKING:
-    from autotuner.server.client import Client
+    pass
 
 log = logging.getLogger("autotuner.backend")
-
-OPTIONS = (
-    "budget", "budget_bytes", "capture", "compiler", "configurations", "database", "graphs", "inductor", "numerics",
-    "quiet", "server",
-)  # fmt: skip
-SOURCES = {"server": "a server", "database": "a database", "configurations": "configurations"}
-"""Options that say where configurations are known, in words: one of them is given, or none."""
-COMPILERS = ("inductor", "aot_eager", "eager")
-
 
 CUT_BY_DDP = (
     "DistributedDataParallel has its graph cut at its gradient buckets, and layers with it: "
@@ -77,10 +68,10 @@ def compile_graph(
             whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
             regions make no graphs of their own then, and read their inputs in place; "budget": whether the caller's
             steps have a memory budget, which decides how regions run; "budget_bytes": what plans of regions were
-            tuned with (none, for those that were tuned without a budget); "inductor": Inductor's own options;
-            "numerics": the class that plans may be of, "exact" (the default), "8-bit" or "fp8", as of a tuning;
-            "quiet": whether nothing is printed while kernels are built and the rest is compiled (false, or
-            `AUTOTUNER_QUIET`).
+            tuned with, such as 2**30 or "1GiB" (none, for those that were tuned without a budget); "inductor":
+            Inductor's own options; "numerics": the class that plans may be of, "exact" (the default), "8-bit" or
+            "fp8", as of a tuning; "quiet": whether nothing is printed while kernels are built and the rest is compiled
+            (false, or `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -132,66 +123,6 @@ def _holding(regions: list[TunedRegion | RegionChoice], compiled: Callable[..., 
 
     run.regions = regions  # type: ignore[attr-defined]
     return run
-
-
-def chosen(
-    database: str | Path | None,
-    server: "str | Client | None",
-    configurations: Given | None,
-    compiler: str,
-    tuning: TuneOptions,
-) -> dict[str, Any]:
-    """Return options of the backend, without those that are not given.
-
-    Args:
-        tuning: its budget and its numerics say which plans are looked up.
-
-    Raises:
-        InputError: as `checked`.
-    """
-    where = None if database is None else str(database)
-    given = {
-        "database": where, "server": server, "configurations": configurations, "compiler": compiler,
-        "budget_bytes": tuning.budget_bytes,
-    }  # fmt: skip
-    options = {name: value for name, value in given.items() if value is not None}
-    options |= {} if tuning.numerics == "exact" else {"numerics": tuning.numerics}
-    checked(options)
-    return options
-
-
-def check_examples(example_inputs: Any, server: "str | Client | None", configurations: Given | None) -> None:
-    """Check that what is tuned here and now is looked up where a tuning leaves it.
-
-    Raises:
-        InputError: example inputs beside a server, or beside configurations.
-    """
-    if example_inputs is not None and server is not None:
-        raise InputError("a service tunes on its own machines: give example inputs or a server, one of the two")
-    if example_inputs is not None and configurations is not None:
-        raise InputError("nothing is tuned beside configurations that are given: give example inputs or them, not both")
-
-
-def checked(options: Mapping[str, Any]) -> None:
-    """Check the backend's options.
-
-    Raises:
-        InputError: one is unknown or not valid.
-    """
-    unknown = sorted(set(options) - set(OPTIONS))
-    if unknown:
-        raise InputError(f"the backend has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
-    if options.get("compiler", "inductor") not in COMPILERS:
-        raise InputError(f"compiler is {options['compiler']!r}: write one of {', '.join(COMPILERS)}")
-    if options.get("capture") not in (None, "step"):
-        raise InputError(f'capture is {options["capture"]!r}: write "step", or leave it out')
-    checked_numerics(options.get("numerics", "exact"))
-    budget_bytes = options.get("budget_bytes")
-    if budget_bytes is not None and (type(budget_bytes) is not int or budget_bytes < 1):
-        raise InputError(f"budget_bytes is {budget_bytes!r}: write a number of bytes above 0, or leave it out")
-    sources = [name for name in SOURCES if options.get(name) is not None]
-    if len(sources) > 1:
-        raise InputError(f"the backend was given {' and '.join(SOURCES[name] for name in sources)}: give one of them")
 
 
 def rewrite(
@@ -388,7 +319,9 @@ def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] 
 
 
 def _knowledge(given: Mapping[str, Any]) -> Knowledge:
-    plans: tuple[Numerics, int | None] = given.get("numerics", "exact"), given.get("budget_bytes")
+    plans: tuple[Numerics, int | None] = (
+        given.get("numerics", "exact"), parsed_bytes(given.get("budget_bytes"), "budget_bytes"),
+    )  # fmt: skip
     if given.get("configurations") is not None:
         return OfConfigurations(given["configurations"])
     if given.get("server") is not None:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
-from autotuner.api.backend import check_examples, chosen, compile_graph
+from autotuner.api.backend import compile_graph
 from autotuner.api.caches import without_cache
 from autotuner.api.knowledge import Given
+from autotuner.api.options import check_examples, chosen
 from autotuner.api.telling import Teller, show
 from autotuner.api.training import called, objective_of, trace_past_notes
 from autotuner.errors import InputError

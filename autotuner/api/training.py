@@ -10,9 +10,10 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from autotuner.api.backend import check_examples, chosen, compile_graph
+from autotuner.api.backend import compile_graph
 from autotuner.api.caches import without_cache
 from autotuner.api.knowledge import Given
+from autotuner.api.options import check_examples, chosen
 from autotuner.api.telling import Teller, show
 from autotuner.errors import InputError
 from autotuner.extras import needed_for

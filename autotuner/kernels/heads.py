@@ -105,7 +105,8 @@ def head_axes(query: str, key: str, weights: str) -> HeadAxes | None:
     features = [letter for letter in query if letter not in weights]
     if (len(columns), len(features)) != (1, 1) or (len(both), len(own)) not in ((2, 1), (2, 2), (1, 2), (3, 1)):
         return None
-    batch, shared = "".join(both[: max(1, len(both) - 1)]), "".join(both[max(1, len(both) - 1) :])
+    batches = 2 if len(both) == 3 else 1
+    batch, shared = "".join(both[:batches]), "".join(both[batches:])
     *group, rows = own
     if batch not in query or batch not in key or query.index(batch) > min(map(query.index, (*shared, *group))):
         return None

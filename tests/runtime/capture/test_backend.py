@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import autotuner
 from autotuner.api import backend, knowledge
-from autotuner.api.backend import COMPILED, checked, compile_graph
+from autotuner.api.backend import COMPILED, compile_graph
 from autotuner.api.knowledge import OfDatabase
+from autotuner.api.options import checked
 from autotuner.api.survey import region_calls
 from autotuner.database import open_database
 from autotuner.errors import InputError, TunedWarning
@@ -347,8 +348,13 @@ def test_what_was_tuned_under_a_budget_is_found_with_that_budget_and_run(tmp_pat
         assert_equal(gradients(model, loss_on(x), compiled), wanted, 2e-6)
         assert COMPILED[-1].tuned_places == places
     assert COMPILED[-1].note == "autotuner.tune(model, example_inputs=..., budget_bytes=2097152) tunes them"
-    with pytest.raises(InputError, match="budget_bytes is '1GiB': write a number of bytes above 0, or leave it out"):
-        checked({"budget_bytes": "1GiB"})
+    checked({"budget_bytes": "1GiB"})
+    with pytest.raises(InputError, match="budget_bytes 'much': write a number of bytes, or one with a unit, such as"):
+        checked({"budget_bytes": "much"})
+    with pytest.raises(InputError, match=r"the budget is '1GiB': give a number of bytes, such as 2\*\*30, or none"):
+        autotuner.optimize(model, budget_bytes="1GiB")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="budget_bytes is 0: write a number above 0, or leave it out"):
+        checked({"budget_bytes": 0})
 
 
 def test_a_model_runs_configurations_that_are_given_and_says_which_region_has_none(tmp_path: Path) -> None:
