@@ -1,8 +1,8 @@
-"""A configuration bound to one module: workspaces over its parameters' memory, and what a call must be like."""
+"""A configuration bound to one module: a region that runs it, and what a call must be like."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +11,27 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from autotuner.errors import ConfigurationError
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.memory_planner import Port, Ports, make_plan
+from autotuner.plan.memory_planner import Port
 from autotuner.runtime.adapter import SETTINGS, Adapter, check_fit, dims_of, dtype_name
-from autotuner.runtime.bound_parameters import BoundParameters
 from autotuner.runtime.fallbacks import Reason
-from autotuner.runtime.gradient_stacks import stacks_of
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.pool import Pool
-from autotuner.runtime.region_operator import RegionResults, Strided
+from autotuner.runtime.region import RegionPorts, TunedRegion
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PLAIN = (nn.Parameter, Tensor)
 HOOKED = Reason("hooks", "a submodule has hooks, which only the original calls")
 
 
 class Binding:
-    """Made for one module; checks every call, which must cost microseconds, and follows parameters that move."""
+    """Made for one module; checks every call, which must cost microseconds.
+
+    Attributes:
+        region: runs the configuration.
+        masked: whether that has a mask over keys.
+        results, masked_results: what the compiler is told of a call without a mask, and of one with a mask.
+    """
 
     def __init__(
         self,
@@ -49,32 +54,23 @@ class Binding:
         model = configuration.model
         dims = dims_of(adapter, module)
         self._ports = adapter.ports
-        plan = make_plan(configuration, [port.members for port in adapter.ports if len(port.members) > 1])
         self.masked = bool(model.options.get("attention_mask"))
         masks = (Port("attention_mask", ("attention_mask",), ("b", "l")),) if self.masked else ()
-        boundary = Ports(
-            (Port("x", ("x",), dims), *masks),
-            (Port("y", ("y",), dims),),
-            (Port("y", ("y",), dims),),
-            (Port("x", ("x",), dims), *adapter.ports),
-        )
-        self._bound = BoundParameters(plan, boundary, adapter.ports, graphs)
+        ports = RegionPorts((Port("x", ("x",), dims), *masks), adapter.ports, (Port("y", ("y",), dims),))
+        self.region = TunedRegion(configuration, ports, graphs=graphs, repeats=True, label=f"a tuned {_name(module)}")
         self._shape = shapes[place]
-        strides = plan.geometry(boundary.sources[0], "grad_").strides
-        stacks = tuple(stacks_of([plan.geometry(port, "grad_") for port in adapter.ports]))
-        y = Strided(model.dtype, tuple(self._shape), torch.empty(self._shape, device="meta").stride())
-        of_x = Strided(model.dtype, tuple(self._shape), strides)
+        told = replace(self.region.plan.results, state_bytes=None, unreached=())
+        of_x = told.gradients[0]
         self.results, self.masked_results = (
-            RegionResults((y,), (of_x, *no_more), stacks, state_bytes=None).text() for no_more in ((), (None,))
+            replace(told, gradients=(of_x, *of_mask)).text() for of_mask in ((), (None,))
         )
         self._keys = (model.extents["b"], model.extents["l"])
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._device = torch.device(str(configuration.environment["device_type"]))
         self._settings = tuple(float(model.options[name]) for name in SETTINGS)
-        self.repeatable = not any(self._settings[:4])
-        self._seen: list[ref[Tensor]] = []
         self._look_at_parts(module)
-        problem = self._rebind(self.current())
+        self._no_mask: Tensor | None = None
+        problem = self.rebind(self.current())
         if problem is not None:
             raise ConfigurationError(problem.sentence)
 
@@ -84,10 +80,11 @@ class Binding:
 
     @property
     def pool(self) -> Pool:
-        return self._bound.pool
+        """Workspaces over the parameters of the last call."""
+        return self.region.bound.last.pool
 
     def uncovered(self, module: nn.Module, x: Tensor) -> Reason | None:
-        """Say why a call with this input is not covered, whatever its mask, or None if it is."""
+        """Say why a call with this input is not covered, whatever its mask and parameters, or None if it is."""
         if type(x) is not Tensor and type(x) is not nn.Parameter:
             return Reason("tensor", f"the input is a {type(x).__name__}, no plain tensor")
         if x.is_nested or x.shape != self._shape:
@@ -118,19 +115,6 @@ class Binding:
             return Reason("tracing", "torch is tracing or transforming the call")
         if forward_ad._current_level >= 0:
             return Reason("forward_ad", "forward-mode differentiation is on")
-        current = self.current()
-        if not self._bound.is_bound:
-            return self._rebind(current)
-        for tensor, seen, (pointer, strides, shape, dtype) in zip(current, self._seen, self._bound.memory, strict=True):
-            if (
-                tensor is None  # and so may be what was seen, once nobody else has it
-                or tensor is not seen()
-                or tensor.data_ptr() != pointer
-                or tensor.stride() != strides
-                or tensor.shape != shape
-                or tensor.dtype is not dtype
-            ):
-                return self._rebind(current)
         return None
 
     def mask_for(self, module: object, mask: Tensor | None, keeps: bool) -> Tensor | Reason | None:
@@ -140,6 +124,16 @@ class Binding:
         if mask.device != self._device:
             return Reason("mask", f"the mask is on {mask.device}, and the module's parameters on {self._device}")
         return additive_key_mask(mask, self._keys, self._dtype if self.masked else None, keeps=keeps, asker=module)
+
+    def inputs(self, x: Tensor, added: Tensor | None) -> list[Tensor]:
+        """Return the region's inputs: x, and a mask that adds nothing where the plan has one and the call has none."""
+        if not self.masked:
+            return [x]
+        if added is None:
+            if self._no_mask is None or self._no_mask.device != x.device:
+                self._no_mask = torch.zeros(self._keys, dtype=self._dtype, device=x.device)
+            added = self._no_mask
+        return [x, added]
 
     def fits(self, module: nn.Module, x: Tensor) -> bool:
         """Say whether a call would be covered, by what the compiler can guard; `uncovered` has the last word."""
@@ -152,18 +146,6 @@ class Binding:
             and self._adapter.settings(self._parts) == self._settings
             and not any(self._hooks)
         )
-
-    def check_unchanged(self, module: nn.Module, x: Tensor) -> None:
-        """Check that the original would still compute what a forward of the plan has computed.
-
-        Raises:
-            RuntimeError: the module has changed since; the message says how.
-        """
-        reason = self.uncovered(module, x)
-        if reason is not None and reason.key in ("settings", "parts"):
-            raise RuntimeError(
-                f"create_graph=True through a tuned module that has changed since forward: {reason.sentence}"
-            )
 
     def current(self) -> list[Tensor]:
         """Return the module's parameters, in the order of the ports; what is missing is None.
@@ -180,7 +162,7 @@ class Binding:
         """Bind anew where the module was moved to another device of the kind that it was tuned for."""
         current = self.current()
         if device.type == self._device.type and current[0] is not None and current[0].device == device:
-            self._rebind(current)
+            self.rebind(current)
 
     def _look_at_parts(self, module: nn.Module) -> None:
         self._parts: Any = self._adapter.parts(module)
@@ -208,7 +190,7 @@ class Binding:
         mode = "train" if module.training else "eval"
         return Reason("settings", f"{name} is {given} in {mode} mode, and it was tuned for {tuned}")
 
-    def _rebind(self, current: Sequence[Tensor]) -> Reason | None:
+    def rebind(self, current: Sequence[Tensor]) -> Reason | None:
         """Bind to the memory that the parameters have now; where they do not fit, let go of all memory and say why."""
         problem = self._bound_to(current)
         if problem is not None:
@@ -217,8 +199,8 @@ class Binding:
 
     def _let_go(self) -> None:
         """Give back workspaces, and the parameters that they were built on; a call that fits builds them anew."""
-        self._seen = []
-        self._bound.let_go()
+        self._no_mask = None
+        self.region.bound.let_go()
 
     def _let_go_of_what_left(self) -> None:
         """Let go where the module was moved elsewhere, or converted."""
@@ -228,17 +210,23 @@ class Binding:
 
     def _bound_to(self, current: Sequence[Tensor]) -> Reason | None:
         wanted = self._device
-        for port, lies, parameter in zip(self._ports, self._bound.lying, current, strict=True):
-            if type(parameter) is not nn.Parameter and type(parameter) is not Tensor:
+        expected = self.region.plan.expected[-len(self._ports) :]
+        for port, (_, _, shape), parameter in zip(self._ports, expected, current, strict=True):
+            if type(parameter) not in PLAIN:
                 return Reason("parameters", f"{port.name} is a {type(parameter).__name__}, no plain parameter")
             if parameter.device.type == wanted.type and port is self._ports[0]:
                 wanted = parameter.device  # all others have to be there as well
-            if tuple(parameter.shape) != lies.shape or parameter.dtype != self._dtype or parameter.device != wanted:
+            if tuple(parameter.shape) != shape or parameter.dtype != self._dtype or parameter.device != wanted:
                 return Reason(
                     "parameters",
                     f"{port.name} is {dtype_name(parameter.dtype)} {tuple(parameter.shape)} on {parameter.device}, and "
-                    f"it was tuned for {dtype_name(self._dtype)} {lies.shape} on {wanted}",
+                    f"it was tuned for {dtype_name(self._dtype)} {shape} on {wanted}",
                 )
-        self._device, self._seen = wanted, [ref(parameter) for parameter in current]
-        self._bound.bind(current, wanted)
+        self._device = wanted
+        self.region.bound.bind(current, wanted)
         return None
+
+
+def _name(module: nn.Module) -> str:
+    kind: type[nn.Module] = getattr(module, "original", type(module))
+    return kind.__name__

@@ -121,6 +121,13 @@ class BoundInTurn:
         """The binding of the last call."""
         return self._bound[0]
 
+    def let_go(self) -> None:
+        """Give up all workspaces, and the parameters that they were built on."""
+        with self._lock:
+            for bound in self._bound:
+                bound.let_go()
+            self._left.clear()
+
     def found(self, current: Sequence[Tensor], device: torch.device) -> Pool | None:
         """Return the workspaces over these parameters, whose binding is the last one from now on; None for none."""
         with self._lock:

@@ -28,10 +28,10 @@ from autotuner.plan.configuration import Configuration
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.function import workspace_of
 from autotuner.runtime.made_up_region import MadeUpRegion
 from autotuner.runtime.module import TunedModule
 from autotuner.runtime.reference_step import reference_step
+from autotuner.runtime.saved_state import workspace_of
 from autotuner.runtime.workspace import Workspace
 
 # Largest error of a whole layer, forward or backward, as a share of the tensor's largest element. A layer is a chain of

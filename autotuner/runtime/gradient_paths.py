@@ -18,15 +18,15 @@ from autotuner.ir.programmed import CHOICE, GRADIENTS
 from autotuner.kernels.torch.programs import FLOATS, function_of
 
 
-def unreached(graph: Graph, outputs: Sequence[str], sources: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def unreached(graph: Graph, outputs: Sequence[str], sources: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
     """Return, for each output of a forward graph, the places of the sources that its gradient does not reach.
 
     Args:
         outputs: tensors that the graph makes.
-        sources: its inputs and parameters.
+        sources: its inputs and parameters, those together that are parts of one tensor of the caller's.
     """
     return tuple(
-        tuple(place for place, source in enumerate(sources) if source not in found)
+        tuple(place for place, members in enumerate(sources) if found.isdisjoint(members))
         for found in (_reached(graph, output) for output in outputs)
     )
 

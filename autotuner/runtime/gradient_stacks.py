@@ -30,8 +30,10 @@ def stacked(
 ) -> list[Tensor]:
     """Return a tensor for each stack of which something is wanted, or the gradient itself where it has one member."""
     return [
-        _joined([gradients[i] for i in members], parameters[members[0]]) for members in wanted_stacks(stacks, wanted)
-    ]
+        _joined([gradients[i] for i in members], parameters[members[0]]) if len(members) > 1
+        else gradients[members[0]].contiguous()  # type: ignore[union-attr]  # it is wanted
+        for members in wanted_stacks(stacks, wanted)
+    ]  # fmt: skip
 
 
 def like_stacked(parameters: Sequence[Tensor], stacks: Sequence[int], wanted: Sequence[bool]) -> list[Tensor]:
@@ -58,6 +60,8 @@ def without_shared_memory(tensors: Sequence[Tensor], others: Iterable[Tensor | N
     """Return tensors, those that share their memory with another one of all these as copies of the same strides."""
     storages = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     beside = {tensor.untyped_storage().data_ptr() for tensor in others if tensor is not None}
+    if len({*storages, *beside}) == len(storages) + len(beside) and not any(one.storage_offset() for one in tensors):
+        return list(tensors)
     return [
         one if storages.count(at) == 1 and at not in beside and not one.storage_offset() else copy_of(one)
         for one, at in zip(tensors, storages, strict=True)
@@ -78,9 +82,6 @@ def _wanted_members(stacks: tuple[int, ...], wanted: tuple[bool, ...]) -> tuple[
 def _joined(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
     """Return gradients as one tensor, those that are not there as zeros; without a copy where they lie so."""
     first, *rest = (None if one is None else one.contiguous() for one in gradients)
-    if not rest:
-        assert first is not None
-        return first
     if first is not None and all(
         one is not None
         and one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()

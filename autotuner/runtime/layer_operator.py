@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from autotuner.runtime.binding import Binding
 from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.parameter_memory import where
-from autotuner.runtime.pool import Held, Lease
+from autotuner.runtime.pool import Held
 from autotuner.runtime.ticket import new_number
 
 UNSEEN = ("mask", "hooks", "forward")
@@ -50,7 +50,9 @@ class LayerRuns:
     def __init__(self, module: Any) -> None:
         self._module: ref[Any] = ref(module)
 
-    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Held]:
+    def forward(
+        self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], *, in_place: bool
+    ) -> tuple[list[Tensor], Held]:
         """Run a tuned module's forward, or its original's.
 
         Args:
@@ -81,10 +83,9 @@ class LayerRuns:
             return _original(module, x, mask, parameters)
         binding, added = found
         module.count_call()
-        lease = Lease(binding.pool)
-        return [lease.forward(x, added, parameters)], lease
+        return binding.region.forward(binding.inputs(x, added), parameters, in_place=in_place)
 
-    def restored(self, *_: Any) -> NoReturn:
+    def restored(self, *_: Any, **__: Any) -> NoReturn:
         raise AssertionError("a layer's forward leaves a ticket, which is there or gone")
 
     def going_back(self) -> AbstractContextManager[None]:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -12,12 +11,11 @@ from torch._compile import _disable_dynamo
 from autotuner.errors import ConfigurationError
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.adapter import Adapter, check_fit
-from autotuner.runtime.binding import Binding
+from autotuner.runtime.binding import PLAIN, Binding
 from autotuner.runtime.fallbacks import TALLY, Key, Reason, Summary, count_fallback, warn
-from autotuner.runtime.function import TunedStep
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.layer_operator import LayerRuns, new_place
-from autotuner.runtime.pool import Lease
+from autotuner.runtime.region import MisfitError
 from autotuner.runtime.region_operator import key_of, tuned_region
 
 Original = Callable[[Tensor], Tensor]
@@ -112,18 +110,18 @@ class TunedModule(DropIn):
         if isinstance(found, Reason):
             return self._fall_back(found, original, x)
         binding, added = found
-        self.count_call()
         parameters = binding.current()
-        if torch.is_grad_enabled():
-            again = partial(self._again, binding, original) if binding.repeatable else None
-            y: Tensor = TunedStep.apply(binding.pool, added, again, x, *parameters)  # type: ignore[no-untyped-call]
-            return y
-        return Lease(binding.pool).forward(x, added, parameters)
-
-    def _again(self, binding: Binding, original: Original, x: Tensor) -> Tensor:
-        """Run the original where a forward ran tuned, to differentiate twice."""
-        binding.check_unchanged(self, x)
-        return original(x)
+        try:
+            if not all(type(parameter) in PLAIN for parameter in parameters):
+                raise MisfitError
+            (y,) = binding.region.call(binding.inputs(x, added), parameters)
+        except MisfitError:
+            reason = binding.rebind(parameters)
+            if reason is None:
+                raise
+            return self._fall_back(reason, original, x)
+        self.count_call()
+        return y.contiguous()
 
     def covering(self, x: Tensor, mask: Tensor | Reason | None) -> "tuple[Binding, Tensor | None] | Reason":
         """Return the binding that covers a call, with the mask that it adds to the scores; or why there is none.
@@ -167,7 +165,7 @@ class TunedModule(DropIn):
                     made: tuple[list[Tensor], Tensor] = tuned_region(
                         new_place(), x, inputs, parameters, results, self.key
                     )
-                    return made[0][0]
+                    return made[0][0].contiguous()
         return _outside_the_compiled_graph(self, x, mask, original)
 
     def _fall_back(self, reason: Reason, original: Original, x: Tensor) -> Tensor:
@@ -191,6 +189,12 @@ class TunedModule(DropIn):
         runs = LayerRuns(self)
         self.__dict__.update(_bindings=bindings, runs=runs, key=key_of(runs), names=names)
         return bindings
+
+    def skip_kernels(self) -> None:
+        """Have what has run leave out its kernels from now on, which shows what a step costs beside them."""
+        for binding in self._bindings:
+            if binding.region.calls:
+                binding.pool.skips_kernels = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bindings": (), "runs": None}

@@ -135,19 +135,6 @@ class Lease:
     def __init__(self, pool: Pool) -> None:
         self.pool, self.workspace = pool, pool.take()
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None, parameters: Sequence[Tensor], *, in_place: bool = False
-    ) -> Tensor:
-        """Run forward on x and, where the graph has one, an additive mask over keys; None stands for zeros.
-
-        With `in_place`, x is read where it is, if it lies so: it must stay as it is until backward is over.
-
-        y is contiguous, as the frameworks return it; where they put the sequence first, that takes a copy.
-        """
-        workspace = self.workspace
-        inputs = (x, mask) if len(workspace.ports.inputs) > 1 else (x,)
-        return workspace.forward(*inputs, current=parameters, in_place=in_place)[0].contiguous()
-
     @property
     def backward(self) -> Backward:
         """The workspace's."""

@@ -22,9 +22,10 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports, make_plan
 from autotuner.runtime.adapter import dtype_name
 from autotuner.runtime.bound_parameters import BoundInTurn, BoundParameters
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.fallbacks import TALLY
 from autotuner.runtime.gradient_paths import unreached
-from autotuner.runtime.gradient_stacks import stacks_of
+from autotuner.runtime.gradient_stacks import stacks_of, without_shared_memory
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region_operator import RegionResults, RegionStep, Strided, number_of, tuned_region
@@ -50,11 +51,11 @@ def said_if_slow(say: Callable[[str], None], text: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RegionPorts:
-    """A region's boundary as its caller sees it. Each port has one member.
+    """A region's boundary as its caller sees it. Each port has one member, but for parameters.
 
     Args:
         inputs: the model's inputs, in the caller's order.
-        parameters: the model's parameters, in the caller's order.
+        parameters: the model's parameters, in the caller's order; one of the caller's may be several of the model's.
         outputs: in the order of the model's outputs. Those behind them are tensors inside of the model that the caller
             wants to see; the configuration need not know of that.
     """
@@ -74,9 +75,10 @@ class RegionPorts:
             raise ConfigurationError(f"{other.name} computes something else than {graph.name}")
 
         def port(of: Port) -> Port:
-            (member,) = of.members
-            letters = str.maketrans(graph.tensors[member].axes, other.tensors[same[member]].axes)
-            return Port(of.name, (same[member],), tuple(dim.translate(letters) for dim in of.dims))
+            first = of.members[0]
+            letters = str.maketrans(graph.tensors[first].axes, other.tensors[same[first]].axes)
+            members = tuple(same[member] for member in of.members)
+            return Port(of.name, members, tuple(dim.translate(letters) for dim in of.dims))
 
         return RegionPorts(*(tuple(map(port, each)) for each in (self.inputs, self.parameters, self.outputs)))
 
@@ -99,7 +101,8 @@ class RegionPlan:
                 they want them, or a kernel keeps what is shown to itself.
         """
         self.configuration, self.ports = configuration, ports
-        self.memory: MemoryPlan = make_plan(configuration, apart=apart)
+        together = [port.members for port in ports.parameters if len(port.members) > 1]
+        self.memory: MemoryPlan = make_plan(configuration, together, apart=apart)
         self.device_type = str(configuration.environment["device_type"])
         self._check_ports()
         reached = tuple(port for port in ports.inputs if f"grad_{port.members[0]}" in self.memory.outputs)
@@ -159,7 +162,7 @@ class RegionPlan:
             device: where all of them have to be.
 
         Raises:
-            RuntimeError: one of them is not.
+            MisfitError: one of them is not.
         """
         for (name, dtype, shape), tensor in zip(self.expected, (*inputs, *parameters), strict=False):
             if (
@@ -170,7 +173,7 @@ class RegionPlan:
             ):
                 given = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)} on {tensor.device}"
                 at = self.device_type if device.type != self.device_type else device
-                raise RuntimeError(
+                raise MisfitError(
                     f"{label}: {name} is {given}, and it was tuned for {dtype_name(dtype)} {shape} on {at}"
                 )
 
@@ -189,7 +192,7 @@ class RegionPlan:
             if side == "outputs" and members != names:
                 raise ConfigurationError(f"a region's outputs are {names} in this order, and not {members}")
             for port in given:
-                if len(port.members) != 1:
+                if len(port.members) != 1 and side != "parameters":
                     raise ConfigurationError(f"{port.name}: a region's port has one member, and not {port.members}")
 
     def _check_shown(self, port: Port) -> None:
@@ -201,10 +204,8 @@ class RegionPlan:
 
     def _unreached(self) -> tuple[tuple[int, ...], ...]:
         """Return `RegionResults.unreached`."""
-        outputs, sources = (
-            [port.members[0] for port in ports]
-            for ports in (self.ports.outputs, (*self.ports.inputs, *self.ports.parameters))
-        )
+        outputs = [port.members[0] for port in self.ports.outputs]
+        sources = [port.members for port in (*self.ports.inputs, *self.ports.parameters)]
         found = unreached(self.configuration.model.graph(), outputs, sources)
         return found if any(found) else ()
 
@@ -225,6 +226,16 @@ def is_watched() -> bool:
     )
 
 
+def is_captured(device: torch.device) -> bool:
+    """Say whether a caller captures a graph on a device."""
+    runtime = device_runtime(device)
+    return runtime.has_graphs and runtime.is_current() and runtime.is_capturing()
+
+
+class MisfitError(RuntimeError):
+    """A region was called with other inputs or parameters than it was tuned for."""
+
+
 class TunedRegion:
     """A tuned region at one place of a compiled model. Compiled code names it by a number, and does not hold it.
 
@@ -234,6 +245,7 @@ class TunedRegion:
     Attributes:
         number: by which the operator finds it.
         label: for messages.
+        bound: bindings to parameters.
         calls: how many calls there were.
     """
 
@@ -244,7 +256,7 @@ class TunedRegion:
         configuration: Configuration,
         ports: RegionPorts,
         *,
-        graphs: bool = True,
+        graphs: bool | Switch = True,
         in_place: bool = False,
         repeats: bool = False,
         label: str = "",
@@ -255,7 +267,7 @@ class TunedRegion:
         Args:
             configuration: of a model of any definition.
             ports: how the caller sees the model's tensors.
-            graphs: whether calls become CUDA graphs.
+            graphs: whether calls become CUDA graphs; a switch that several regions share, or one of its own.
             in_place: whether inputs and gradients of outputs are read where they are, in a graph that a caller captures
                 and in a step before that. Its memory is planned such that a caller's regions can share a scratch; see
                 `autotuner.runtime.scratch`.
@@ -273,53 +285,61 @@ class TunedRegion:
         self.calls = 0
         self._say = say
         self._went_back = False
-        switch = Switch(graphs)
-        self._bound = BoundInTurn(
+        switch = graphs if isinstance(graphs, Switch) else Switch(graphs)
+        self.bound = BoundInTurn(
             lambda: BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, switch)
         )
         self._in_place = in_place
-        repeats = repeats and can_repeat(configuration)
-        self._results = replace(self.plan.results, in_place=in_place, repeats=repeats).text()
+        results = replace(self.plan.results, in_place=in_place, repeats=repeats and can_repeat(configuration))
+        self._results, self._captured = results.text(), replace(results, in_place=True).text()
 
     def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""
         return self.number, (*inputs, *parameters)[0], [*inputs], [*parameters], self._results, None
 
     def call(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Run the region, and return the outputs. It has a backward. Who traces or transforms sees one operator."""
+        """Run the region, and return the outputs. It has a backward. Who traces or transforms sees one operator.
+
+        In a graph that the caller captures, inputs are read where they are: they stay there.
+        """
         if is_watched():
             made: tuple[list[Tensor], Tensor] = tuned_region(*self.arguments(inputs, parameters))
             return made[0]
-        step = RegionStep.apply(self.number, len(inputs), self._results, *inputs, *parameters)  # type: ignore[no-untyped-call]
+        if not torch.is_grad_enabled():
+            with torch._C._DisableAutocast():
+                return without_shared_memory(self.forward(inputs, parameters, in_place=False)[0])
+        results = self._captured if is_captured((*inputs, *parameters)[0].device) else self._results
+        step = RegionStep.apply(self.number, len(inputs), results, *inputs, *parameters)  # type: ignore[no-untyped-call]
         found: tuple[Tensor, ...] = step
         return found
 
-    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]:
+    def forward(
+        self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], *, in_place: bool
+    ) -> tuple[list[Tensor], Lease]:
         """Run forward in a workspace, and return the outputs and the lease of the workspace.
 
+        Args:
+            in_place: whether inputs may be read where they are, where the workspace gives its memory back.
+
         Raises:
-            RuntimeError: the region was tuned for other inputs or parameters.
+            MisfitError: the region was tuned for other inputs or parameters.
         """
         counts = (len(self.plan.ports.inputs), len(self.plan.ports.parameters))
         if (len(inputs), len(parameters)) != counts:
-            raise RuntimeError(
+            raise MisfitError(
                 f"{self.label} was given {len(inputs)} inputs and {len(parameters)} parameters; it has {counts[0]} "
                 f"inputs and {counts[1]} parameters"
             )
         device = (*inputs, *parameters)[0].device
-        pool = self._bound.found(parameters, device)
+        pool = self.bound.found(parameters, device)
         self.plan.check(inputs, () if pool else parameters, self.label, device)
         self.calls += 1
         TALLY.region_us += self.plan.us["forward"]
-        pool = pool or self._bound.bind(parameters, device)
+        pool = pool or self.bound.bind(parameters, device)
         if self.calls == 1 and self._say is not None:
             with said_if_slow(self._say, f"building {len(self.plan.configuration.steps)} kernels of {self.label}"):
-                return self._run(Lease(pool), inputs, parameters)
-        return self._run(Lease(pool), inputs, parameters)
-
-    def _run(self, lease: Lease, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Lease]:
-        in_place = self._in_place and lease.workspace.gives_back
-        return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
+                return _run(Lease(pool), inputs, parameters, in_place)
+        return _run(Lease(pool), inputs, parameters, in_place)
 
     def going_back(self) -> AbstractContextManager[None]:
         """Return what a backward runs in: the first one builds kernels, and says so where that takes a while."""
@@ -336,10 +356,29 @@ class TunedRegion:
         return again(tensors)
 
     def restored(
-        self, state: Tensor, inputs: Sequence[Tensor], parameters: Sequence[Tensor], device: torch.device
+        self,
+        state: Tensor,
+        inputs: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        device: torch.device,
+        *,
+        in_place: bool,
     ) -> Lease:
-        """Return the lease of a workspace that goes on where a forward left it, with a copy of what that has saved."""
-        pool = self._bound.found(parameters, device)
-        lease = Lease(pool or self._bound.bind(parameters, device))
-        lease.workspace.restore(state, inputs if self._in_place else (), parameters)
+        """Return the lease of a workspace that goes on where a forward left it, with a copy of what that has saved.
+
+        Raises:
+            RuntimeError: the inputs were read where they are, in a graph that a caller captured.
+        """
+        if in_place and not self._in_place:
+            raise RuntimeError(f"{self.label}: hooks on saved tensors gave backward a copy inside of a captured graph")
+        pool = self.bound.found(parameters, device)
+        lease = Lease(pool or self.bound.bind(parameters, device))
+        lease.workspace.restore(state, inputs if in_place else (), parameters)
         return lease
+
+
+def _run(
+    lease: Lease, inputs: Sequence[Tensor], parameters: Sequence[Tensor], in_place: bool
+) -> tuple[list[Tensor], Lease]:
+    in_place = in_place and lease.workspace.gives_back
+    return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease

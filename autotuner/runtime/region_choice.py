@@ -102,7 +102,9 @@ class RegionChoice:
         made: tuple[list[Tensor], Tensor] = tuned_region(*self.arguments(inputs, parameters))
         return made[0]
 
-    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], "HeldCall"]:
+    def forward(
+        self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], *, in_place: bool = True
+    ) -> tuple[list[Tensor], "HeldCall"]:
         """Run forward, and return the outputs and what it holds for its backward.
 
         Raises:
@@ -113,14 +115,14 @@ class RegionChoice:
         device = (*inputs, *parameters)[0].device
         with nullcontext() if budget is None else budget.inside(self, FORWARD):
             if not way.repeats:
-                outputs, lease = way.region.forward(inputs, parameters)
+                outputs, lease = way.region.forward(inputs, parameters, in_place=in_place)
                 held = HeldCall(self, way, budget, lease=lease)
             else:
                 noting: AbstractContextManager[Any] = nullcontext()
                 if self.draws:
                     noting = device_runtime(device).noted_draws()
                 with noting as noted:
-                    outputs, lease = way.region.forward(inputs, parameters)
+                    outputs, lease = way.region.forward(inputs, parameters, in_place=in_place)
                 held = HeldCall(self, way, budget, inputs=inputs, noted=noted)
             del lease
         return outputs, held
@@ -130,7 +132,7 @@ class RegionChoice:
         assert isinstance(way, RegionWay)
         return way
 
-    def restored(self, *_: Any) -> Lease:
+    def restored(self, *_: Any, **__: Any) -> Lease:
         raise AssertionError("what its forward leaves is a ticket")
 
     def going_back(self) -> AbstractContextManager[None]:
@@ -202,7 +204,7 @@ class HeldCall:
             drawing = runtime.draws_again(noted)
         # On a GPU, backward runs in a thread of its own.
         with nullcontext() if self._scratch is None else sharing(self._scratch), drawing:
-            _, lease = self._way.region.forward(self._inputs, parameters)
+            _, lease = self._way.region.forward(self._inputs, parameters, in_place=True)
         return lease
 
 

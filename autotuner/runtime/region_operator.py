@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -72,6 +72,11 @@ class RegionResults:
     def keeps_inputs(self) -> bool:
         return self.in_place or self.repeats
 
+    @cached_property
+    def told(self) -> list[Strided]:
+        """Those gradients of inputs that there are."""
+        return [gradient for gradient in self.gradients if gradient is not None]
+
     def text(self) -> str:
         """Return the text that `parse` reads."""
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -96,6 +101,8 @@ class RegionResults:
             given: for each output, whether its gradient is.
             inputs, parameters: for each of them, whether its gradient is wanted.
         """
+        if not self.unreached:
+            return list(inputs), list(parameters)
         there = [set(lost) for lost, is_given in zip(self.unreached, given, strict=False) if is_given]
         lost = set.intersection(*there) if there else set[int]()
         both = [want and place not in lost for place, want in enumerate((*inputs, *parameters))]
@@ -110,9 +117,17 @@ class RegionResults:
 class Runs(Protocol):
     """The part of a tuned region, or layer, that the operator calls."""
 
-    def forward(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], Held]: ...
+    def forward(
+        self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], *, in_place: bool
+    ) -> tuple[list[Tensor], Held]: ...
     def restored(
-        self, state: Tensor, inputs: Sequence[Tensor], parameters: Sequence[Tensor], device: torch.device
+        self,
+        state: Tensor,
+        inputs: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        device: torch.device,
+        *,
+        in_place: bool,
     ) -> Lease: ...
     def going_back(self) -> AbstractContextManager[None]: ...
     def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
@@ -159,10 +174,10 @@ def tuned_region(
     Raises:
         RuntimeError: the region is gone, or was tuned for other inputs or parameters.
     """
-    runs = _region(number if key is None else int(key.item()))
+    runs, known = _region(number if key is None else int(key.item())), RegionResults.parse(results)
     with torch._C._DisableAutocast():  # kernels have the types that they were tuned for
-        outputs, held = runs.forward(inputs, parameters)
-    if RegionResults.parse(results).state_bytes is None:
+        outputs, held = runs.forward(inputs, parameters, in_place=known.in_place)
+    if known.state_bytes is None:
         return without_shared_memory(outputs), Ticket.issue(held)
     assert isinstance(held, Lease)
     return without_shared_memory(outputs), saved_state(held)
@@ -225,14 +240,14 @@ def run_backward(
     held: Held | None = Ticket.of(state).held if known.state_bytes is None else lease_of(state)
     if held is None:
         device = next(grad.device for grad in grads if grad is not None)
-        held, keeps = _region(number).restored(state, inputs, parameters, device), False
+        region = _region(number)
+        held, keeps = region.restored(state, inputs, parameters, device, in_place=known.in_place), False
     in_place = known.in_place and isinstance(held, Lease) and held.workspace.gives_back
-    region, count = _REGIONS.get(number), len(wanted) - len(parameters)
+    running, count = _REGIONS.get(number), len(wanted) - len(parameters)
     places = [*[None] * count, *places_of(number, parameters, wanted[count:])]
-    with torch._C._DisableAutocast(), nullcontext() if region is None else region.going_back():
+    with torch._C._DisableAutocast(), nullcontext() if running is None else running.going_back():
         found = held.backward(grads, tuple(wanted), keeps, parameters, in_place, places)
-    told = [gradient for gradient in known.gradients if gradient is not None]
-    of_inputs = [as_told(made, lies) for made, lies in zip(found[:count], told, strict=True) if made is not None]
+    of_inputs = [as_told(made, lies) for made, lies in zip(found[:count], known.told, strict=True) if made is not None]
     of_parameters = stacked(found[count:], parameters, known.stacks, wanted[count:])
     made = without_shared_memory([*of_inputs, *of_parameters], grads)  # who takes them over may write to them
     inputs_made, stacks_made = made[: len(of_inputs)], made[len(of_inputs) :]
@@ -344,7 +359,7 @@ class RegionStep(torch.autograd.Function):
     def forward(ctx: Any, number: int, count: int, results: str, *tensors: Tensor) -> tuple[Tensor, ...]:
         inputs, parameters = tensors[:count], tensors[count:]
         with torch._C._DisableAutocast():
-            outputs, held = _region(number).forward(inputs, parameters)
+            outputs, held = _region(number).forward(inputs, parameters, in_place=RegionResults.parse(results).in_place)
         assert isinstance(held, Lease)
         made = without_shared_memory(outputs)
         ctx.mark_non_differentiable(*(output for output in made if not output.is_floating_point()))

@@ -32,7 +32,7 @@ class RepeatedRegion:
         """
         self._graph = configuration.model.graph()
         self._given, self._made = tuple(given), tuple(made)
-        (names, outputs) = ([port.members[0] for port in ports] for ports in (given, made))
+        names, outputs = ([member for port in ports for member in port.members] for ports in (given, made))
         self._subgraph = self._graph.subgraph(self._graph.operators, names, outputs)
         self._narrow = any(tensor.dtype in NARROW for tensor in self._graph.tensors.values())
 
@@ -42,14 +42,18 @@ class RepeatedRegion:
         Args:
             tensors: inputs, and then parameters.
         """
-        operands = [self._as_declared(port, tensor) for port, tensor in zip(self._given, tensors, strict=True)]
+        operands = [
+            self._as_declared(port, member, part)
+            for port, tensor in zip(self._given, tensors, strict=True)
+            for member, part in zip(port.members, _parts(tensor, len(port.members)), strict=True)
+        ]
         found = evaluate(self._subgraph, operands, rounded=self._narrow)
         return [self._as_wanted(port, each) for port, each in zip(self._made, found, strict=True) if each is not None]
 
-    def _as_declared(self, port: Port, tensor: Tensor) -> Tensor:
+    def _as_declared(self, port: Port, member: str, tensor: Tensor) -> Tensor:
         """Return a caller's tensor with a dimension for each axis, in the order in which the graph declares them."""
         axes, extents = self._axes(port)
-        declared = self._graph.tensors[port.members[0]].axes
+        declared = self._graph.tensors[member].axes
         return tensor.reshape([extents[axis] for axis in axes]).permute([axes.index(axis) for axis in declared])
 
     def _as_wanted(self, port: Port, tensor: Tensor) -> Tensor:
@@ -62,3 +66,8 @@ class RepeatedRegion:
         """Return the axes of a port in the caller's order, and how many elements each has."""
         tensor = self._graph.tensors[port.members[0]]
         return "".join(port.dims), dict(zip(tensor.axes, self._graph.shape(tensor.name), strict=True))
+
+
+def _parts(tensor: Tensor, count: int) -> Sequence[Tensor]:
+    """Return the parts that lie one behind the other along the first dimension."""
+    return (tensor,) if count == 1 else tensor.chunk(count)

@@ -12,6 +12,7 @@ from torch._C import _to_dlpack
 from torch.utils.dlpack import from_dlpack
 
 from autotuner.runtime.pool import Lease
+from autotuner.runtime.workspace import Workspace
 
 LEASES: "WeakValueDictionary[int, Lease]" = WeakValueDictionary()
 """Workspaces that are lent to a forward whose saved state is there, by where that is."""
@@ -25,6 +26,13 @@ def saved_state(lease: Lease) -> Tensor:
     made: Tensor = from_dlpack(_to_dlpack(view))
     LEASES[made.data_ptr()] = lease
     return made
+
+
+def workspace_of(y: Tensor) -> Workspace:
+    """Return the workspace in which the forward of a region's output ran; it holds the masks that were drawn."""
+    lease = lease_of(y.grad_fn.saved_tensors[0])  # type: ignore[union-attr]
+    assert lease is not None
+    return lease.workspace
 
 
 def lease_of(state: Tensor) -> Lease | None:

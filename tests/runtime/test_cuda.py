@@ -16,9 +16,9 @@ import autotuner
 from autotuner.ir.models import load_model
 from autotuner.runtime import TrainingStep, TunedModule, TunedWarning, check, masks
 from autotuner.runtime.fallbacks import Reason
-from autotuner.runtime.function import workspace_of
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.peers.on_cuda import OURS, time_on_cuda
+from autotuner.runtime.saved_state import workspace_of
 from tests.runtime.kinds import pair
 from tests.runtime.layers import CUDA, assert_equal, gradients, on_cuda, x_on
 from tests.runtime.plans import MASKED, SITES, WITH_DROPOUT, configuration, model

@@ -99,9 +99,9 @@ def test_inputs_have_no_memory_where_they_are_read_in_place() -> None:
     assert [buffer.role for buffer in plan.buffers if set(buffer.offsets) & set(plan.inputs.values())] == ["input"]
     stages: list[int] = []
     with sharing(Scratch(is_of_one_step=True)):
-        outputs, lease = layer.forward([x.detach()], [parameter.detach() for parameter in parameters])
+        outputs, lease = layer.forward([x.detach()], [parameter.detach() for parameter in parameters], in_place=True)
         stages += [len(lease.workspace._inputs.tensors())]
-    outputs, lease = layer.forward([x.detach()], [parameter.detach() for parameter in parameters])
+    outputs, lease = layer.forward([x.detach()], [parameter.detach() for parameter in parameters], in_place=True)
     stages += [len(lease.workspace._inputs.tensors())]
     assert stages == [0, 1]
     assert outputs

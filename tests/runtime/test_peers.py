@@ -11,12 +11,12 @@ from torch import nn
 
 from autotuner.runtime import TunedWarning
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.function import workspace_of
 from autotuner.runtime.peers import as_measured, beside_kernels
 from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown
 from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest
 from autotuner.runtime.peers.stacked_layer import stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop, balanced_orders, rounds
+from autotuner.runtime.saved_state import workspace_of
 from scripts.bench.all_peers import SideTiming, timing
 from scripts.bench.jax_layer import WITHOUT_DROPOUT
 from tests.runtime.bert_layers import bert_layer

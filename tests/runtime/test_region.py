@@ -82,10 +82,10 @@ def test_layers_that_share_a_scratch_compute_what_they_compute_alone(seed: int) 
     for _ in range(2):
         with sharing(scratch):
             assert_same(step(lambda inputs, _: [run(inputs[0], shared_by)], [x], parameters), expected)
-    own = {layer._bound.found(parameters, x.device).made for layer in shared_by}  # type: ignore[union-attr]
+    own = {layer.bound.found(parameters, x.device).made for layer in shared_by}  # type: ignore[union-attr]
     assert own == {1}, "the second step takes up the workspaces of the first"
     assert_same(step(lambda inputs, _: [run(inputs[0], shared_by)], [x], parameters), expected)
-    made = {layer._bound.found(parameters, x.device).made for layer in shared_by}  # type: ignore[union-attr]
+    made = {layer.bound.found(parameters, x.device).made for layer in shared_by}  # type: ignore[union-attr]
     assert made == {2}, "who does not share it has a workspace without"
 
 
@@ -289,12 +289,12 @@ def test_parameters_that_move_each_step_are_followed(region: TunedRegion, is_com
         inputs, parameters = shared_operands(number)
         held.append(parameters)
         assert_same(step(run, inputs, parameters), step(shared, inputs, parameters))
-    made = region._bound.last.pool.made
+    made = region.bound.last.pool.made
     for number in range(STEPS):
         inputs, parameters = shared_operands(number)
         held.append(parameters)
         assert_same(step(run, inputs, parameters), step(shared, inputs, parameters))
-    assert region._bound.last.pool.made == made
+    assert region.bound.last.pool.made == made
 
 
 def test_models_that_share_compiled_code_have_bindings_of_their_own(region: TunedRegion) -> None:
@@ -306,7 +306,7 @@ def test_models_that_share_compiled_code_have_bindings_of_their_own(region: Tune
         for parameter in parameters:
             parameter.grad = None
         assert_same(step(region.call, inputs, parameters), step(shared, inputs, parameters))
-        pools.append(region._bound.last.pool)
+        pools.append(region.bound.last.pool)
     assert len(set(pools[3:])) == 3
     assert pools[-3:] == pools[-6:-3]
     assert all(pool.made == 1 for pool in pools[-3:])
@@ -351,7 +351,7 @@ def test_without_autograd_a_workspace_is_given_back_at_once(region: TunedRegion,
     outputs = run(*frozen)
     assert not LEASES
     assert not any(y.requires_grad for y in outputs)
-    assert region._bound.last.pool.made == 1
+    assert region.bound.last.pool.made == 1
 
 
 def test_backward_twice_keeps_or_says_what_is_gone(region: TunedRegion) -> None:
@@ -403,7 +403,7 @@ def test_hooks_give_backward_copies_of_what_forward_saved(
         for inputs, _ in batches:
             waiting.append(run(inputs, parameters))
             assert not LEASES, "the workspace is free, and its memory taken by the next forward"
-    assert region._bound.last.pool.made == 1
+    assert region.bound.last.pool.made == 1
     for number, (inputs, _) in enumerate(batches):
         leaves = (*inputs, *parameters)
         outputs = waiting[number]
@@ -466,7 +466,7 @@ def test_other_inputs_and_parameters_are_errors_that_say_what_was_tuned(region: 
     with pytest.raises(RuntimeError, match=r"weight is float64 \(8,\) on cpu, and it was tuned for float64 \(8, 8\)"):
         region.call([added, x], [bias, bias])
     with pytest.raises(RuntimeError, match="on meta, and it was tuned for float64"):
-        region.forward([added, x], [bias, weight.to("meta")])
+        region.forward([added, x], [bias, weight.to("meta")], in_place=False)
     region.call([added, x], [bias, weight])
     with pytest.raises(
         RuntimeError, match=r"arg1 is float64 \(5, 2, 8\) on cpu, and it was tuned for float64 \(6, 2, 8"

@@ -82,7 +82,7 @@ def test_one_region_trains_in_several_threads_with_the_parameters_of_several_mod
 def test_two_threads_that_take_at_the_same_moment_get_a_workspace_each(monkeypatch: pytest.MonkeyPatch) -> None:
     region = TunedRegion(configuration(shared_model()), shared_ports())
     with torch.no_grad():
-        leases = [region.forward(*shared_operands())[1]]
+        leases = [region.forward(*shared_operands(), in_place=False)[1]]
         pool = leases.pop().pool
     meet = Barrier(2, timeout=0.3)
 
@@ -106,7 +106,7 @@ def test_a_workspace_that_is_given_back_inside_of_take_is_taken_later(monkeypatc
     """A lease ends wherever the garbage collector runs."""
     region = TunedRegion(configuration(shared_model()), shared_ports())
     with torch.no_grad():
-        leases = [region.forward(*shared_operands())[1]]
+        leases = [region.forward(*shared_operands(), in_place=False)[1]]
         pool = leases[0].pool
         seen = pool._is_captured
 

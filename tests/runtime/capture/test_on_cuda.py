@@ -65,7 +65,7 @@ def test_a_whole_step_is_one_graph_that_reads_in_place(make: Make) -> None:
         value = loss(compilation.model)
         value.backward()  # type: ignore[no-untyped-call]
     made = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert [region._bound.last.pool._in_capture for region in compilation.regions] == [[]] * LAYERS  # memory went back
+    assert [region.bound.last.pool._in_capture for region in compilation.regions] == [[]] * LAYERS  # memory went back
     del compilation  # the graph outlives the compiled model, and memory that goes to others is none of the graph's
     torch.compiler.reset()
     gc.collect()
