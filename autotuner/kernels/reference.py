@@ -71,7 +71,7 @@ def _blank(wanted: TensorType, known: Mapping[int, Tensor | None]) -> Tensor:
 
 def _without_unread(node: Node, read: set[int]) -> Node:
     """Return a node without its last outputs where nothing reads them, so that they need not be computed."""
-    count = max((i for i, number in enumerate(node.outputs, start=1) if number in read), default=1)
+    count = max([1, *(i for i, number in enumerate(node.outputs, start=1) if number in read)])
     return replace(node, outputs=node.outputs[:count])
 
 

@@ -70,6 +70,24 @@ class MadeUpCall:
         found: dict[str, Any] = {} if self.padding is None else {"src_key_padding_mask": self.padding}
         return found if self.causal is None else found | {"src_mask": self.causal, "is_causal": True}
 
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Tensors beside parameters that get a gradient."""
+        return [self.x]
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def forward(self, layer: nn.Module) -> Tensor:
+        """Return a layer's output."""
+        y: Tensor = layer(self.x, **self.masks)
+        return y
+
+    def step(self, layer: nn.Module) -> None:
+        """Run a layer's forward, and backward with every gradient."""
+        torch.autograd.backward(self.forward(layer), self.grad_y)
+
     @classmethod
     def of(cls, model: Model, seed: int = 0, device: str = "cpu") -> "MadeUpCall":
         """Return a call with random values, the same on any device."""

@@ -1,12 +1,15 @@
 """A training step of a region of any model, from made-up values: tuned, and by the training graph's operators."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autotuner.errors import ConfigurationError
+from autotuner.ir.autodiff import training_graph
+from autotuner.ir.graph import Graph
+from autotuner.ir.models import Model
 from autotuner.ir.programmed import CHOICE
 from autotuner.kernels.reference import evaluate
 from autotuner.measure.operands import Values
@@ -17,6 +20,63 @@ from autotuner.runtime.pool import Lease
 from autotuner.runtime.saved_state import LEASES
 
 BIAS_DEVIATION = 0.1
+
+
+def _drawn(
+    graph: Graph, outputs: Sequence[str], device: torch.device, seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return made-up inputs of a training graph, and gradients of its forward's outputs, by name."""
+    roles = {name: graph.tensors[name].role for name in graph.tensors}
+    grads = [f"grad_{name}" for name in outputs]
+    inputs = [name for name, role in roles.items() if role == "input" and name not in grads]
+    parameters = [name for name, role in roles.items() if role == "parameter"]
+    subgraph = graph.subgraph(graph.operators, (*inputs, *grads, *parameters), graph.outputs)
+    values = list(Values(subgraph, device=device, seed=seed).inputs.values())
+    return dict(zip(inputs, values, strict=False)), dict(zip(grads, values[len(inputs) :], strict=False))
+
+
+@dataclass(frozen=True)
+class MadeUpModelCall:
+    """Arguments of one training step of a `ModelModule`, and gradients of its outputs; see `MadeUpCall`.
+
+    Args:
+        inputs: in the model's order; those that want a gradient say so.
+        grads: in the order of the outputs.
+    """
+
+    inputs: Sequence[Tensor]
+    grads: Sequence[Tensor]
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Tensors beside parameters that get a gradient."""
+        return [each for each in self.inputs if each.requires_grad]
+
+    @property
+    def device(self) -> torch.device:
+        return self.grads[0].device
+
+    def forward(self, module: nn.Module) -> Tensor:
+        """Return the first output of a module."""
+        made = module(*self.inputs)
+        first: Tensor = made[0] if isinstance(made, tuple) else made
+        return first
+
+    def step(self, module: nn.Module) -> None:
+        """Run a module's forward, and backward with every gradient."""
+        made = module(*self.inputs)
+        outputs = made if isinstance(made, tuple) else (made,)
+        found = [(y, grad) for y, grad in zip(outputs, self.grads, strict=True) if y.requires_grad]
+        torch.autograd.backward([y for y, _ in found], [grad for _, grad in found])
+
+    @classmethod
+    def of(cls, model: Model, seed: int = 0, device: str = "cpu") -> "MadeUpModelCall":
+        """Return a call with random values."""
+        graph = training_graph(model.graph())
+        inputs, grads = _drawn(graph, model.graph().outputs, torch.device(device), seed)
+        for name, value in inputs.items():
+            value.requires_grad_(f"grad_{name}" in graph.outputs)
+        return cls(list(inputs.values()), list(grads.values()))
 
 
 @dataclass(frozen=True)
@@ -55,16 +115,7 @@ class MadeUpRegion:
                 for parameter in module.parameters():
                     if parameter.dim() == 1:
                         parameter.add_(torch.randn_like(parameter), alpha=BIAS_DEVIATION)
-        roles = {name: graph.tensors[name].role for name in graph.tensors}
-        grads = [f"grad_{name}" for name in configuration.model.graph().outputs]
-        inputs = [name for name, role in roles.items() if role == "input" and name not in grads]
-        parameters = [name for name, role in roles.items() if role == "parameter"]
-        subgraph = graph.subgraph(graph.operators, (*inputs, *grads, *parameters), graph.outputs)
-        drawn = list(Values(subgraph, device=device, seed=seed).inputs.values())
-        return cls(
-            configuration, module, dict(zip(inputs, drawn, strict=False)),
-            dict(zip(grads, drawn[len(inputs) :], strict=False)),
-        )  # fmt: skip
+        return cls(configuration, module, *_drawn(graph, configuration.model.graph().outputs, device, seed))
 
     def tuned(
         self, saved: Callable[[Lease], Mapping[str, Tensor]] = lambda _: {}

@@ -23,7 +23,66 @@ Shapes = tuple[tuple[int, ...], ...]
 SCALES, SHIFTS = {("layer_norm", 1), ("rms_norm", 1)}, {("layer_norm", 2), ("bias", 1)}
 
 
-class ModelModule(nn.Module):
+class ModelOperators(nn.Module):
+    """A model's forward over parameters of its own, operator by operator in plain torch."""
+
+    def __init__(self, model: Model, device: str) -> None:
+        """Make parameters, with random values.
+
+        Weights are uniform within the inverse root of the elements that a result sums; biases are 0, scales of norms 1.
+        """
+        super().__init__()
+        self._model, self._drops = model, _drops(model)
+        graph = model.graph()
+        self._inputs = _ports(graph).inputs
+        self._graphs: dict[Shapes, Graph] = {}
+        for name, (shape, dtype) in _parameters(graph).items():
+            value = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            self.register_parameter(name, nn.Parameter(_initial(graph, name, value)))
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return the model's output, or all of them where there are several."""
+        found = self._plain(tuple(tuple(each.shape) for each in inputs), inputs, list(self.parameters()))
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _plain(self, shapes: Shapes, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Run operator by operator in plain torch."""
+        if shapes not in self._graphs:
+            self._graphs[shapes] = self._graph(shapes)
+        graph = self._graphs[shapes]
+        names = [tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs)]
+        boundary = [*(port.name for port in self._inputs), *_parameters(graph)]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys((*boundary, *graph.outputs, *names)))}
+        masks = {} if self.training else {
+            numbers[operator.outputs[0]]: torch.ones((), dtype=parameters[0].dtype, device=parameters[0].device)
+            for operator in graph.operators if draws(operator.kind)
+        }  # fmt: skip
+        subgraph = graph.subgraph(graph.operators, boundary, graph.outputs)
+        return [tensor for tensor in evaluate(subgraph, [*inputs, *parameters], masks) if tensor is not None]
+
+    def _graph(self, shapes: Shapes) -> Graph:
+        """Return the model's graph for inputs of these shapes."""
+        extents = dict(self._model.extents)
+        fixed = {axis for name in _parameters(self._model.graph()) for axis in self._model.graph().tensors[name].axes}
+        for port, shape in zip(self._inputs, shapes, strict=True):
+            axes = port.dims
+            if len(axes) != len(shape):
+                raise InputError(f"{port.name} has {len(shape)} dimensions, the model's {len(axes)}: {''.join(axes)}")
+            for axis, extent in zip(axes, shape, strict=True):
+                if axis in fixed and extent != extents[axis]:
+                    raise InputError(f"{port.name} has {extent} elements along {axis}, the parameters {extents[axis]}")
+                extents[axis] = extent
+        model = self._model
+        if extents == dict(model.extents):
+            return model.graph()
+        try:
+            file = ModelFile("a module", parse_definition(model.definition, "a module"))
+            return file.instantiate(extents=extents, options=model.options, dtype=model.dtype).graph()
+        except AutotunerError as error:
+            raise InputError(f"inputs of shapes {shapes}: {error}") from error
+
+
+class ModelModule(ModelOperators):
     """A model's forward over parameters of its own; calls are as the model file declares inputs and outputs.
 
     A call runs the configuration for its shapes. In eval mode, only one that drops nothing is used. Where none fits,
@@ -33,8 +92,6 @@ class ModelModule(nn.Module):
     def __init__(self, configurations: Sequence[Configuration], *, graphs: bool = True) -> None:
         """Make parameters on the configurations' device, with random values.
 
-        Weights are uniform within the inverse root of the elements that a result sums; biases are 0, scales of norms 1.
-
         Args:
             configurations: of one model, each for other shapes or another mode.
             graphs: whether calls become CUDA graphs; ignored on the CPU.
@@ -42,7 +99,6 @@ class ModelModule(nn.Module):
         Raises:
             ConfigurationError: there is none, or they have other inputs, parameters or outputs than the first.
         """
-        super().__init__()
         if not configurations:
             raise ConfigurationError("a module needs a configuration at least")
         graph = configurations[0].model.graph()
@@ -54,17 +110,11 @@ class ModelModule(nn.Module):
                     f"configurations of one module have the same inputs, parameters and outputs; {other.name!r} has "
                     f"others than {graph.name!r}"
                 )
-        self._configurations, self._replays = tuple(configurations), graphs
         models = [configuration.model for configuration in configurations]
-        self._model = next((each for each in models if _drops(each)), models[0])
-        self._drops = _drops(self._model)
+        of = next((each for each in models if _drops(each)), models[0])
+        super().__init__(of, str(configurations[0].environment["device_type"]))
+        self._configurations, self._replays = tuple(configurations), graphs
         self._regions = self._made_regions()
-        self._inputs = ports.inputs
-        self._graphs: dict[Shapes, Graph] = {}
-        device = str(configurations[0].environment["device_type"])
-        for name, (shape, dtype) in _parameters(graph).items():
-            value = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            self.register_parameter(name, nn.Parameter(_initial(graph, name, value)))
 
     def _made_regions(self) -> dict[tuple[Shapes, bool], TunedRegion]:
         found: dict[tuple[Shapes, bool], TunedRegion] = {}
@@ -97,6 +147,7 @@ class ModelModule(nn.Module):
         parameters = list(self.parameters())
         found: Sequence[Tensor]
         if region is None or not _fits(region, (*inputs, *parameters)):
+            count_fallback(TALLY.fallbacks, (self._model.reference, "shape", shapes[0] if shapes else ()))
             found = self._plain(shapes, inputs, parameters)
         else:
             found = region.call(inputs, parameters)
@@ -106,40 +157,14 @@ class ModelModule(nn.Module):
     def extra_repr(self) -> str:
         return f"{self._model.reference}, {len(self._regions)} configurations"
 
-    def _plain(self, shapes: Shapes, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Run operator by operator in plain torch."""
-        count_fallback(TALLY.fallbacks, (self._model.reference, "shape", shapes[0] if shapes else ()))
-        if shapes not in self._graphs:
-            self._graphs[shapes] = self._graph(shapes)
-        graph = self._graphs[shapes]
-        names = [tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs)]
-        boundary = [*(port.name for port in self._inputs), *_parameters(graph)]
-        numbers = {name: number for number, name in enumerate(dict.fromkeys((*boundary, *graph.outputs, *names)))}
-        masks = {} if self.training else {
-            numbers[operator.outputs[0]]: torch.ones((), dtype=parameters[0].dtype, device=parameters[0].device)
-            for operator in graph.operators if draws(operator.kind)
-        }  # fmt: skip
-        subgraph = graph.subgraph(graph.operators, boundary, graph.outputs)
-        return [tensor for tensor in evaluate(subgraph, [*inputs, *parameters], masks) if tensor is not None]
+    def renew(self) -> None:
+        """Give up the memory of its calls; the next ones allocate theirs."""
+        self._regions = self._made_regions()
 
-    def _graph(self, shapes: Shapes) -> Graph:
-        """Return the model's graph for inputs of these shapes."""
-        extents = dict(self._model.extents)
-        fixed = {axis for name in _parameters(self._model.graph()) for axis in self._model.graph().tensors[name].axes}
-        for port, shape in zip(self._inputs, shapes, strict=True):
-            axes = port.dims
-            if len(axes) != len(shape):
-                raise InputError(f"{port.name} has {len(shape)} dimensions, the model's {len(axes)}: {''.join(axes)}")
-            for axis, extent in zip(axes, shape, strict=True):
-                if axis in fixed and extent != extents[axis]:
-                    raise InputError(f"{port.name} has {extent} elements along {axis}, the parameters {extents[axis]}")
-                extents[axis] = extent
-        model = self._model
-        try:
-            file = ModelFile("a module", parse_definition(model.definition, "a module"))
-            return file.instantiate(extents=extents, options=model.options, dtype=model.dtype).graph()
-        except AutotunerError as error:
-            raise InputError(f"inputs of shapes {shapes}: {error}") from error
+    def skip_kernels(self) -> None:
+        """Have what has run leave out its kernels from now on, which shows what a step costs beside them."""
+        for region in self._regions.values():
+            region.skip_kernels()
 
 
 def _drops(model: Model) -> bool:

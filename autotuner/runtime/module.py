@@ -193,8 +193,11 @@ class TunedModule(DropIn):
     def skip_kernels(self) -> None:
         """Have what has run leave out its kernels from now on, which shows what a step costs beside them."""
         for binding in self._bindings:
-            if binding.region.calls:
-                binding.pool.skips_kernels = True
+            binding.region.skip_kernels()
+
+    def renew(self) -> None:
+        """Give up the memory of its calls; the next ones allocate theirs."""
+        self.bind()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bindings": (), "runs": None}

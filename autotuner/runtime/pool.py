@@ -136,6 +136,11 @@ class Lease:
         self.pool, self.workspace = pool, pool.take()
 
     @property
+    def gives_back(self) -> bool:
+        """Whether the workspace is for one forward and its backward: what is handed in may be read where it is."""
+        return self.workspace.gives_back
+
+    @property
     def backward(self) -> Backward:
         """The workspace's."""
         return self.workspace.backward

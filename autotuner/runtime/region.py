@@ -341,6 +341,11 @@ class TunedRegion:
                 return _run(Lease(pool), inputs, parameters, in_place)
         return _run(Lease(pool), inputs, parameters, in_place)
 
+    def skip_kernels(self) -> None:
+        """Leave out kernels from now on, where it has run."""
+        if self.calls:
+            self.bound.last.pool.skips_kernels = True
+
     def going_back(self) -> AbstractContextManager[None]:
         """Return what a backward runs in: the first one builds kernels, and says so where that takes a while."""
         TALLY.region_us += self.plan.us["backward"]
@@ -380,5 +385,5 @@ class TunedRegion:
 def _run(
     lease: Lease, inputs: Sequence[Tensor], parameters: Sequence[Tensor], in_place: bool
 ) -> tuple[list[Tensor], Lease]:
-    in_place = in_place and lease.workspace.gives_back
+    in_place = in_place and lease.gives_back
     return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease

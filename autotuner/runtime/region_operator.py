@@ -242,7 +242,7 @@ def run_backward(
         device = next(grad.device for grad in grads if grad is not None)
         region = _region(number)
         held, keeps = region.restored(state, inputs, parameters, device, in_place=known.in_place), False
-    in_place = known.in_place and isinstance(held, Lease) and held.workspace.gives_back
+    in_place = known.in_place and isinstance(held, Lease) and held.gives_back
     running, count = _REGIONS.get(number), len(wanted) - len(parameters)
     places = [*[None] * count, *places_of(number, parameters, wanted[count:])]
     with torch._C._DisableAutocast(), nullcontext() if running is None else running.going_back():

@@ -130,7 +130,10 @@ def time_all_peers(
     peers_us = {name: us for name, us in times_us.items() if not timings[name].computes_less}
     peaks = {name: side.peak_bytes for name, side in sides.items()}
     with stages("overhead"):
-        beside = beside_kernels(configuration, make, of_torch, times_us, samples)
+        layer = make(configuration.model, device=CUDA)
+        beside = beside_kernels(
+            configuration, lambda: apply(layer, configuration, graphs=False), of_torch, times_us, samples
+        )
     return AllTimings(timings, slow_us, as_measured(peers_us, peaks, beside))
 
 

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from autotuner.ir.device import CUDA
 from autotuner.plan.configuration import Configuration, load_configuration
-from autotuner.runtime import function
+from autotuner.runtime import region
 from autotuner.runtime.built_steps import BuiltSteps
 from autotuner.runtime.drop_in import apply
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.peers.stacked_layer import stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop
+from autotuner.runtime.pool import Lease
 from scripts.bench.all_peers import SDPA, compiled_side
 from scripts.bench.cases import LAYERS
 from scripts.pages import Stages
@@ -59,10 +60,11 @@ def run(sides_file: Path, failed_file: Path) -> None:
 
 def run_side(number: int, side: Side) -> None:
     found = load_configuration(Path(side.file))
-    build, reads_in_place = BuiltSteps.build, function.reads_in_place
+    build, is_captured, gives_back = BuiltSteps.build, region.is_captured, Lease.gives_back
     if side.name == TUNED:
         BuiltSteps.build = naming(number)  # type: ignore[method-assign]
-        function.reads_in_place = lambda x: True  # noqa: ARG005  (as in the captured step that is timed)
+        region.is_captured = lambda device: True  # noqa: ARG005  (as in the captured step that is timed)
+        Lease.gives_back = property(lambda _: True)  # type: ignore[method-assign, assignment]
     try:
         loop = TrainingLoop(layer_of(side, found), MadeUpCall.of(found.model, device=CUDA))
         loop.warm()
@@ -71,7 +73,7 @@ def run_side(number: int, side: Side) -> None:
             count(number, loop)
     finally:
         BuiltSteps.build = build  # type: ignore[method-assign]
-        function.reads_in_place = reads_in_place
+        region.is_captured, Lease.gives_back = is_captured, gives_back  # type: ignore[method-assign]
 
 
 def count(number: int, loop: TrainingLoop) -> None:

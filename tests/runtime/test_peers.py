@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from autotuner.runtime import TunedWarning
+from autotuner.ir.models import Model
+from autotuner.runtime import TunedWarning, time_peers
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
+from autotuner.runtime.made_up_region import MadeUpModelCall
+from autotuner.runtime.model_module import ModelOperators
 from autotuner.runtime.peers import as_measured, beside_kernels
 from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown
 from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest
@@ -22,6 +25,7 @@ from scripts.bench.jax_layer import WITHOUT_DROPOUT
 from tests.runtime.bert_layers import bert_layer
 from tests.runtime.layers import assert_equal, batch, gradients, tuned
 from tests.runtime.plans import MASKED, configuration, model
+from tests.runtime.regions import shared_model
 
 pytestmark = pytest.mark.slow
 
@@ -150,3 +154,26 @@ def test_without_kernels_parameters_are_copied_and_every_workspace_of_the_pool_l
 def _copies(layer: nn.Module) -> bool:
     """Say whether a tuned layer copies parameters in each forward: those that its plan wants stacked."""
     return bool(workspace_of(layer(batch())).parameters.copying)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_plan_of_any_model_is_timed_beside_its_operators_and_a_region_by_itself(is_captured: bool) -> None:
+    of = shared_model()
+    if is_captured:
+        name = {"name": "captured-shared"}
+        of = Model.from_json(of.to_json() | name | {"definition": {**of.definition, **name}})
+    found = time_peers(configuration(of), samples=8)
+    assert set(found.peers_us) == (set() if is_captured else {"eager operators", "compiled operators"})
+    assert 0 < found.overhead_us < found.plan_us
+    assert found.samples == 8
+    assert found.peak_bytes is not None
+    elements = sum(t.nbytes for t in MadeUpModelCall.of(of).grads)
+    assert elements < found.peak_bytes < 100 * elements
+
+
+def test_a_made_up_call_asks_for_the_gradients_that_training_makes() -> None:
+    of = shared_model()
+    call, module = MadeUpModelCall.of(of), ModelOperators(of, "cpu")
+    call.step(module)
+    assert [leaf.grad is not None for leaf in (*call.leaves, *module.parameters())] == [True] * 3
+    assert len(call.inputs) == 2

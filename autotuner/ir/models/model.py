@@ -19,6 +19,9 @@ from autotuner.ir.records import Scalar, digest
 FRAMEWORK_LAYERS = ("bert-encoder", "gpt-block")
 """Models that `nn.TransformerEncoderLayer` computes where `h` is `n` times `p`."""
 
+CAPTURED = "captured-"
+"""Beginning of the names of captured regions."""
+
 TOKEN_AXES = ("batch", "position in the sequence")
 """Words that a model file has for the two axes of its tokens."""
 
@@ -59,6 +62,11 @@ class Model:
         """True where the framework has a layer that computes the same, `nn.TransformerEncoderLayer`."""
         extents = self.extents
         return self.name in FRAMEWORK_LAYERS and extents["h"] == extents["n"] * extents["p"]
+
+    @property
+    def is_captured(self) -> bool:
+        """True for a region that was read from a module: what it is faster than is that module."""
+        return self.name.startswith(CAPTURED)
 
     @property
     def tokens(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from autotuner.errors import AutotunerError
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.models import Model, ModelFile
+from autotuner.ir.models.model import CAPTURED
 from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import digest
@@ -169,7 +170,7 @@ class _Writing:
             "operators": entries,
             "outputs": list(results),
         }
-        definition["name"] = f"captured-{digest([definition['operators'], definition['inputs']])[:8]}"
+        definition["name"] = f"{CAPTURED}{digest([definition['operators'], definition['inputs']])[:8]}"
         try:
             file = ModelFile("a captured region", parse_definition(definition, "a captured region"))
             model = file.instantiate(None, extents=extents, options={}, dtype=dtype)

@@ -34,9 +34,6 @@ def time_peers(
     Returns:
         Medians in microseconds, and what a step allocates at most, in bytes. A peer that cannot run here, or not be
         compiled, is missing, with a warning.
-
-    Raises:
-        ConfigurationError: the framework has no layer for the configuration's model.
     """
     ready = ready or ReadyPeers()
     if configuration.environment["device_type"] == CUDA:

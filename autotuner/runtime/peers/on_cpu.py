@@ -1,4 +1,4 @@
-"""One training step of a configuration against the framework's, eager and compiled, on a CPU.
+"""One training step of a configuration against plain torch, eager and compiled, on a CPU.
 
 Policy: one process; forward, and backward with every gradient, x included; gradients dropped between steps, the same
 for all; every side warmed up; turns round-robin with a rotating start; in a turn one untimed step, which finds the
@@ -17,14 +17,13 @@ from torch import nn
 
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
-from autotuner.runtime.drop_in import apply
 from autotuner.runtime.fallbacks import warn
-from autotuner.runtime.framework import MadeUpCall, encoder_layer
 from autotuner.runtime.peers.beside_kernels import BesideKernels
+from autotuner.runtime.peers.sides import call_of, layers_of, plan_of
 from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
 
 TURN_US = 20_000.0
-PLAN, COMPILED = "plan", "torch.compile"
+CPU, PLAN = "cpu", "plan"
 
 
 def time_on_cpu(
@@ -45,10 +44,10 @@ def time_on_cpu(
     """
     with torch_threads(threads):
         model = configuration.model
-        plan = TrainingLoop(apply(encoder_layer(model), configuration), MadeUpCall.of(model))
+        plan = TrainingLoop(plan_of(configuration), call_of(model, CPU))
         plan.warm()
         loops = {PLAN: plan, **(peers_on_cpu(model) if peers is None else peers)}
-        peaks = {name: TrainingLoop(loop.layer, MadeUpCall.of(model)).peak_bytes() for name, loop in loops.items()}
+        peaks = {name: TrainingLoop(loop.layer, call_of(model, CPU)).peak_bytes() for name, loop in loops.items()}
         times = rounds({name: partial(turn_us, loop) for name, loop in loops.items()}, samples, settled_share)
         plan.skip_kernels()
         beside = rounds({PLAN: partial(turn_us, plan)}, samples, settled_share)
@@ -56,24 +55,19 @@ def time_on_cpu(
 
 
 def peers_on_cpu(model: Model) -> dict[str, TrainingLoop]:
-    """Return the peers of a model's plans, warm; a layer that cannot be compiled is missing, with a warning.
-
-    Raises:
-        ConfigurationError: the framework has no layer for the model.
-    """
-    layers: dict[str, nn.Module] = {
-        "eager": encoder_layer(model),
-        COMPILED: torch.compile(encoder_layer(model)),  # type: ignore[dict-item]
-    }
-    loops = {name: TrainingLoop(layer, MadeUpCall.of(model)) for name, layer in layers.items()}
-    for name in tuple(loops):
+    """Return the peers of a model's plans, warm; a layer that cannot be compiled is missing, with a warning."""
+    loops: dict[str, TrainingLoop] = {}
+    for name, (compiled, make) in layers_of(model, CPU).items():
+        loops[name] = TrainingLoop(make(), call_of(model, CPU))
+        loops[name].warm()
+        layer: nn.Module = torch.compile(make())  # type: ignore[assignment]
+        loop = TrainingLoop(layer, call_of(model, CPU))
         try:
-            loops[name].warm()
+            loop.warm()
         except Exception as error:
-            if name != COMPILED:
-                raise
-            warn(f"{COMPILED} is not among the peers: {error}")
-            del loops[name]
+            warn(f"{compiled} is not among the peers: {error}")
+        else:
+            loops[compiled] = loop
     return loops
 
 

@@ -21,11 +21,9 @@ from autotuner.ir.device import CUDA
 from autotuner.ir.models import Model
 from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
-from autotuner.runtime.drop_in import apply
 from autotuner.runtime.fallbacks import warn
-from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.module import TunedModule
 from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown, switching_us
+from autotuner.runtime.peers.sides import Layer, StepCall, call_of, layers_of, plan_of
 from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop, rounds
 
@@ -35,8 +33,6 @@ CAPTURED = ", captured"
 COMPILED = "torch.compile sdpa "
 PLAN, GRAPHS = "plan", "plan, own graphs"
 OURS = (PLAN, GRAPHS, PLAN + CAPTURED)
-
-Layer = Callable[[], nn.Module]
 
 
 class TimedStep:
@@ -99,49 +95,41 @@ def time_on_cuda(
     sides = own_sides(configuration) | dict(peers_on_cuda(configuration.model) if peers is None else peers)
     times = rounds({name: side.turn_us for name, side in sides.items()}, samples, settled_share)
     peaks = {name: side.peak_bytes for name, side in sides.items()}
-    return times, peaks, beside_kernels(configuration, encoder_layer, sides, times, samples)
+    plan = partial(plan_of, configuration, graphs=False)
+    return times, peaks, beside_kernels(configuration, plan, sides, times, samples)
 
 
 def own_sides(configuration: Configuration) -> dict[str, TimedStep]:
-    """Return the sides of `OURS`. One that fails is missing, with a warning, but for the plain step.
-
-    Raises:
-        ConfigurationError: the framework has no layer for the configuration's model.
-    """
-    model = configuration.model
-    call = partial(MadeUpCall.of, model, device=CUDA)
-    layer = partial(encoder_layer, model, device=CUDA)
+    """Return the sides of `OURS`. One that fails is missing, with a warning, but for the plain step."""
+    call = partial(call_of, configuration.model, CUDA)
     sides: dict[str, TimedStep] = {}
-    add(sides, PLAN, lambda: apply(layer(), configuration, graphs=False), call)
-    add(sides, GRAPHS, lambda: apply(layer(), configuration), call, captures=False)
+    add(sides, PLAN, partial(plan_of, configuration, graphs=False), call)
+    add(sides, GRAPHS, partial(plan_of, configuration), call, captures=False)
     return sides
 
 
 def peers_on_cuda(model: Model) -> dict[str, TimedStep]:
     """Return the peers of a model's plans, each with and without ", captured".
 
-    Of the stacked layers, only the one with the fastest attention kernel is compiled. A side that fails is missing,
-    with a warning.
-
-    Raises:
-        ConfigurationError: the framework has no layer for the model.
+    The framework's layer has others with stacked weights and each attention kernel: only the fastest of these is
+    compiled. A side that fails is missing, with a warning.
     """
-    call = partial(MadeUpCall.of, model, device=CUDA)
-    layer = partial(encoder_layer, model, device=CUDA)
+    call = partial(call_of, model, CUDA)
     sides: dict[str, TimedStep] = {}
-    add(sides, "eager", layer, call)
-    for backend in BACKENDS:
-        add(sides, f"sdpa {backend}", partial(stacked_layer, model, backend), call)
-    best = fastest({name: side.estimate_us for name, side in sides.items()}, "sdpa ")
-    if best is None:
-        add(sides, "torch.compile", partial(compiled, layer), call)
-    else:
-        add(sides, f"{COMPILED}{best}", compiled_stack(model, best), call)
+    for name, (when_compiled, layer) in layers_of(model, CUDA).items():
+        add(sides, name, layer, call)
+        for backend in BACKENDS if model.has_framework_layer else ():
+            add(sides, f"sdpa {backend}", partial(stacked_layer, model, backend), call)
+        best = fastest({each: side.estimate_us for each, side in sides.items()}, "sdpa ")
+        if best is None:
+            add(sides, when_compiled, partial(compiled, layer), call)
+        else:
+            add(sides, f"{COMPILED}{best}", compiled_stack(model, best), call)
     return sides
 
 
 def add(
-    sides: dict[str, TimedStep], name: str, make: Layer, call: Callable[[], MadeUpCall], *, captures: bool = True
+    sides: dict[str, TimedStep], name: str, make: Layer, call: Callable[[], StepCall], *, captures: bool = True
 ) -> None:
     """Add a side, and the same as one graph; where that fails, warn instead, unless it is the plan's own plain step."""
     try:
@@ -167,8 +155,8 @@ def captured(loop: TrainingLoop, *, anew: bool = True) -> TimedStep:
     Args:
         anew: whether a tuned layer is given new memory first.
     """
-    if anew and isinstance(loop.layer, TunedModule):
-        loop.layer.bind()
+    if anew:
+        loop.renew()
     loop.drop()
     side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
 
@@ -212,7 +200,7 @@ def warn_of_missing(name: str, error: Exception) -> None:
 
 def beside_kernels(
     configuration: Configuration,
-    make: Callable[..., nn.Module],
+    plan_of_it: Layer,
     sides: Mapping[str, TimedStep],
     times_us: Mapping[str, Sequence[float]],
     samples: int,
@@ -220,22 +208,21 @@ def beside_kernels(
     """Return what a configuration's captured step takes beside its kernels.
 
     Args:
-        make: of the layer that was timed, given the model and a device.
+        plan_of_it: makes the module that runs it, without graphs of its own.
         sides: those that were timed, and
         times_us: their turns.
     """
     plan = PLAN + CAPTURED
     return BesideKernels(
-        overhead_us(configuration, make, samples),
+        overhead_us(configuration, plan_of_it, samples),
         len(configuration.steps) * switching_us(torch.device(CUDA, torch.cuda.current_device())),
         slowdown(median(times_us[plan]), sides[plan]) if plan in sides else 1.0,
     )
 
 
-def overhead_us(configuration: Configuration, make: Callable[..., nn.Module], samples: int) -> float:
+def overhead_us(configuration: Configuration, plan_of_it: Layer, samples: int) -> float:
     """Return what a captured step takes without its kernels: copies of inputs and parameters, what autograd adds."""
-    layer = apply(make(configuration.model, device=CUDA), configuration, graphs=False)
-    loop = TrainingLoop(layer, MadeUpCall.of(configuration.model, device=CUDA))
+    loop = TrainingLoop(plan_of_it(), call_of(configuration.model, CUDA))
     loop.skip_kernels()
     side = captured(loop, anew=False)
     return median(side.turn_us() for _ in range(samples))

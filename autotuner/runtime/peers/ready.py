@@ -29,9 +29,6 @@ def ready_peers(model: Model, device_type: str, threads: int | None = None) -> R
 
     Args:
         threads: as in `time_peers`.
-
-    Raises:
-        ConfigurationError: the framework has no layer for the model.
     """
     if device_type != CUDA:
         with torch_threads(threads):

@@ -7,9 +7,11 @@ from torch import nn
 
 from autotuner.measure.devices import device_of
 from autotuner.measure.race import interval
-from autotuner.runtime.framework import MadeUpCall
+from autotuner.runtime.model_module import ModelModule
 from autotuner.runtime.module import TunedModule
+from autotuner.runtime.peers.sides import StepCall
 
+TUNED = (TunedModule, ModelModule)
 WARM_STEPS = 5
 RECORDED_STEPS = 2
 ROUNDS_MIN = 8
@@ -19,9 +21,9 @@ ROUNDS_MIN = 8
 class TrainingLoop:
     """A layer with its call. Each step drops all gradients first, so that it makes new ones."""
 
-    def __init__(self, layer: nn.Module, call: MadeUpCall) -> None:
+    def __init__(self, layer: nn.Module, call: StepCall) -> None:
         self.layer, self._call = layer, call
-        self.leaves = [call.x, *layer.parameters()]
+        self.leaves = [*call.leaves, *layer.parameters()]
 
     def drop(self) -> None:
         for leaf in self.leaves:
@@ -29,7 +31,7 @@ class TrainingLoop:
 
     def run(self) -> None:
         """Run forward, and backward with every gradient."""
-        self.layer(self._call.x, **self._call.masks).backward(self._call.grad_y)
+        self._call.step(self.layer)
 
     def step(self) -> None:
         self.drop()
@@ -39,10 +41,15 @@ class TrainingLoop:
         for _ in range(WARM_STEPS):
             self.step()
 
+    def renew(self) -> None:
+        """Have a tuned layer give up its memory."""
+        if isinstance(self.layer, TUNED):
+            self.layer.renew()
+
     def skip_kernels(self) -> None:
         """Have a tuned layer leave out its kernels from now on: what is left is copies, autograd and Python."""
-        self.layer(self._call.x, **self._call.masks)
-        assert isinstance(self.layer, TunedModule)
+        self._call.forward(self.layer)
+        assert isinstance(self.layer, TUNED)
         self.layer.skip_kernels()
 
     def peak_bytes(self) -> int:
@@ -53,16 +60,15 @@ class TrainingLoop:
                 self.step()
 
         self.step()  # what is compiled is compiled here
-        if isinstance(self.layer, TunedModule):
-            self.layer.bind()
+        self.renew()
         self.drop()
-        device = self._call.x.device
+        device = self._call.device
         found = device_of(device.type, device.index or 0).allocated_bytes(steps)
         self.drop()
         return found
 
 
-def peak_bytes(layer: nn.Module, call: MadeUpCall) -> int:
+def peak_bytes(layer: nn.Module, call: StepCall) -> int:
     """Return the most bytes that a training step has allocated at any time beside parameters and inputs.
 
     Forward, and backward with every gradient; gradients of the step before are dropped first. It is the second step

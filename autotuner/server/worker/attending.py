@@ -25,7 +25,6 @@ from autotuner.errors import (
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.cost import largest_end
 from autotuner.ir.device import CPU, has_graphs
-from autotuner.ir.models import Model
 from autotuner.measure import Measurer, rotate_bytes
 from autotuner.measure.devices import device_of, environment
 from autotuner.measure.lock import Waiting
@@ -255,7 +254,7 @@ def _tuned_once(run: _Run, spent: Spent, unsettled: Configuration | None = None)
         unsettled: the answer so far, as for `autotuner.tuner.tune`.
     """
     began, request = monotonic(), run.request
-    samples = END_TO_END_SAMPLES if _has_peers(request.model) else 0
+    samples = END_TO_END_SAMPLES if _is_timed(request) else 0
     timed = request.options.end_to_end and (samples > 0 or has_graphs(request.device_type))
     # A job that may take so long has its last seconds for solving, and may have none for timing end to end.
     ahead = samples if timed and run.timing is None and run.limit_s == inf else None
@@ -355,5 +354,11 @@ def _timed_apart(
     return time_apart(found, samples, threads, waiting, started)
 
 
-def _has_peers(model: Model) -> bool:
-    return model.has_framework_layer
+def _is_timed(request: Request) -> bool:
+    """Say whether a plan is timed end to end: not that of a region, of which a module has many.
+
+    On a CPU, what the framework has no layer for is left to `autotuner check --time`: compiling its operators takes
+    longer than tuning them.
+    """
+    model = request.model
+    return model.has_framework_layer or (not model.is_captured and has_graphs(request.device_type))

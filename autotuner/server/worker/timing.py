@@ -119,12 +119,11 @@ def time_apart(
     The process holds the device's lock meanwhile. It is killed where the work is not to go on.
 
     Args:
-        samples: turns of each peer, at most; 0 for a model that has none.
+        samples: turns of each side, at most; 0 for a plan that is not timed.
         waiting: told while the lock is waited for, as by `locked`.
         started: a process that was started for it before; another takes its place where that was lost.
 
     Raises:
-        ConfigurationError: the framework has no layer for the configuration's model.
         MeasureError: the process was lost, or what it ran failed.
     """
     if started is not None and started.is_ready():

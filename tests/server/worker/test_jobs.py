@@ -55,7 +55,7 @@ def test_a_job_ends_with_a_configuration_that_is_found_as_the_best(
 def test_timing_end_to_end_keeps_what_the_run_found(
     small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attending, "_has_peers", lambda _: True)
+    monkeypatch.setattr(attending, "_is_timed", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", timed)
     monkeypatch.setattr(ahead, "TimingProcess", NoProcess)
     number = enqueue(database, small).id
@@ -69,10 +69,12 @@ def test_timing_end_to_end_keeps_what_the_run_found(
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_plan_without_peers_gets_its_overlap_where_the_device_has_graphs(
+def test_a_plan_of_a_region_gets_its_overlap_where_the_device_has_graphs(
     small: Model, path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
+    name = {"name": "captured-small"}
+    region = Model.from_json(small.to_json() | name | {"definition": {**small.definition, **name}})
 
     def with_overlap(configuration: Configuration, samples: int, *_: Any) -> Configuration:
         asked.append(samples)
@@ -81,7 +83,7 @@ def test_a_plan_without_peers_gets_its_overlap_where_the_device_has_graphs(
     monkeypatch.setattr(attending, "has_graphs", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", with_overlap)
     monkeypatch.setattr(ahead, "TimingProcess", NoProcess)
-    numbers = [enqueue(database, small).id, enqueue(database, small).id]
+    numbers = [enqueue(database, region).id, enqueue(database, region).id]
     run(path, once=True)
     found = {database.queue.job(number).configuration_id for number in numbers}
     stored = [database.configurations.get(number).text for number in found if number is not None]

@@ -65,7 +65,7 @@ class Changing:
 
 @pytest.fixture(autouse=True)
 def has_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attending, "_has_peers", lambda _: True)
+    monkeypatch.setattr(attending, "_is_timed", lambda _: True)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 
 from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.database import Database, Job
-from autotuner.errors import ConfigurationError, InfeasibleError, MeasureError, SpaceError
+from autotuner.errors import InfeasibleError, MeasureError, SpaceError
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
@@ -49,7 +49,7 @@ def device(small: Model, monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device(HERE, times(space_of(small).calls))
     for module in (attending, loop):
         monkeypatch.setattr(module, "Measurer", lambda **_: found)
-    monkeypatch.setattr(attending, "_has_peers", lambda _: True)
+    monkeypatch.setattr(attending, "_is_timed", lambda _: True)
     monkeypatch.setattr(attending, "time_apart", timed)
     monkeypatch.setattr(ahead, "TimingProcess", NoProcess)
     monkeypatch.setattr(reporting, "BEAT_S", 0.02)
@@ -336,9 +336,9 @@ def test_a_process_that_gets_ready_is_killed_where_it_is_not_to_go_on(
 
 
 def test_what_fails_in_timing_end_to_end_is_raised_here(small: Model) -> None:
-    """By the real process: the framework has no layer for the small model."""
-    with pytest.raises(ConfigurationError, match="no framework layer for model 'small'"):
-        timing.time_apart(made_up_configuration(small), 3, 1)
+    """By the real process: torch takes no threads at all."""
+    with pytest.raises(MeasureError, match=r"timing end to end failed: RuntimeError: .* expects a positive integer"):
+        timing.time_apart(made_up_configuration(small), 3, 0)
 
 
 def test_a_plan_without_peers_is_returned_untimed_where_it_can_have_no_overlap(
