@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels.rules.attention_triton import kept_levels
+from autotuner.kernels.rules.packed_tiles import TILED, PackedTiles, default_tiles
 from autotuner.kernels.torch.packed_attention import kept_weights
 from autotuner.kernels.triton import packed_attention
 from autotuner.runtime.packing.bounds import bounds_of, narrowed, seers_of
+from tests.kernels.packed_operators import SPACE
 
 HEADS = 2
 """Of queries."""
@@ -64,6 +66,28 @@ CASES = {
     "bias of sequences of one token": Case((1,) * 40, reach=5),
 }
 SEED = 1234567
+MANY = (0, 5, 1, 150, 0, 33)
+"""Lengths of which two are empty, and one longer than the largest tile."""
+TILED_CASES = {
+    "causal, dropout, heads that share a key": Case(MANY, shared=1, behind=0, p=0.25),
+    "dropout, bias": Case(MANY, p=0.25, reach=40),
+    "both directions": Case(MANY),
+}
+"""Cases of every tile that a search space has."""
+
+
+def tried_tiles(case: Case, dtype: torch.dtype) -> list[PackedTiles]:
+    """Return tiles in which each program has each of those that a CUDA device's search space tries."""
+    default = default_tiles(case.features, dtype.itemsize, drops=case.p > 0, biased=case.reach is not None)
+    tried = {
+        program: [default.chosen(kind, {name: text}) for text in SPACE.kernels[f"triton_{kind}"].params[name]]
+        for kind, programs in TILED.items()
+        for name, program in programs.items()
+    }
+    return [
+        PackedTiles(**{program: getattr(own[number % len(own)], program) for program, own in tried.items()})
+        for number in range(max(map(len, tried.values())))
+    ]
 
 
 def operands(case: Case, dtype: torch.dtype, device: str) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -122,13 +146,19 @@ def masks_differ(case: Case, device: str) -> int:
     return int((by_torch != kept(case, bounds, query, seed))[:, seen].sum())
 
 
-def errors(case: Case, dtype: torch.dtype, device: str) -> dict[str, float]:
-    """Return the largest errors of the output and the gradients, as shares of the largest value, against float64."""
+def errors(case: Case, dtype: torch.dtype, device: str, tiles: PackedTiles | None = None) -> dict[str, float]:
+    """Return the largest errors of the output and the gradients, as shares of the largest value, against float64.
+
+    Args:
+        tiles: those by default where it is None.
+    """
     (query, key, value, gradient), bounds, seed = operands(case, dtype, device)
     bias = relative_bias(case, device)
-    out, log_sum_exp = packed_attention.forward(query, key, value, bounds, seed, case.factor, case.p, case.cap, bias)
+    numbers = (case.factor, case.p, case.cap)
+    out, log_sum_exp = packed_attention.forward(query, key, value, bounds, seed, *numbers, bias, tiles=tiles)
     given = (gradient, query, key, value, out, log_sum_exp)
     options: dict[str, Any] = {"bounds": bounds, "seed": seed, "factor": case.factor, "p": case.p, "cap": case.cap}
+    options["tiles"] = tiles
     found = list(packed_attention.backward(*given, **options, seers=seers_of(bounds), bias=bias))
     if bias is not None:
         found.append(packed_attention.bias_gradient(*given, **options, bias=bias))

@@ -1,23 +1,29 @@
 """Attention over packed tokens as operators of a graph, and the calls that kernels' rules admit on them."""
 
+from collections.abc import Sequence
+
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.packed_attention import BITS_OF_SEED, NUMBERS_PER_ROW
-from autotuner.ir.records import Call, Candidate
+from autotuner.ir.records import Attributes, Call, Candidate
 from autotuner.kernels import KERNELS
+from autotuner.space import space_file
+from autotuner.space.choices import multiplied
+
+SPACE = space_file("cuda")
 
 
 def packed_graph(
     dtype: str, *, dropped: float = 0.0, shared: int = 4, cap: float = 0.0, rows: int = 300, bias: str = "",
-    constant: bool = False,
+    constant: bool = False, features: int = 8,
 ) -> Graph:  # fmt: skip
-    """Return forward and backward of one attention, of four heads of queries with eight features.
+    """Return forward and backward of one attention, of four heads of queries.
 
     Args:
         bias: axes of a relative bias of 41 distances; "" without one.
         constant: the bias gets no gradient.
     """
-    extents = {"t": rows, "n": 4, "m": shared, "p": 8, "c": NUMBERS_PER_ROW, "z": BITS_OF_SEED, "d": 41}
+    extents = {"t": rows, "n": 4, "m": shared, "p": features, "c": NUMBERS_PER_ROW, "z": BITS_OF_SEED, "d": 41}
     own = "tnp" if shared == 4 else "tmp"
     attributes = (("row_axis", "t"), ("feature_axis", "p"), ("factor", 0.3), ("dropped", dropped), ("cap", cap))
     operands = {"query": "tnp", "key": own, "value": own}
@@ -40,12 +46,29 @@ def packed_graph(
 
 
 def calls_of(graph: Graph, library: str) -> list[Call]:
-    """Return the calls of a library's kernels that their rules admit."""
-    found = []
-    for operator in graph.operators:
-        if operator.kind.startswith("packed_attention"):
-            subgraph = graph.subgraph([operator], operator.inputs, operator.outputs)
-            rule = KERNELS[f"{library}_{operator.kind}"]
-            rows = (Candidate(rule.name, row) for row in dict.fromkeys(rule.layouts(subgraph)))
-            found += [Call(subgraph, row) for row in rows if rule.refuses(subgraph, row) is None]
-    return found
+    """Return the calls of a library's kernels that their rules admit, without parameters."""
+    return [call for kind in kinds_of(graph) for call in _admitted(graph, f"{library}_{kind}", [()])]
+
+
+def tuned_calls_of(graph: Graph, kind: str) -> list[Call]:
+    """Return the calls of the Triton kernel of a kind with all parameters that a CUDA device's search space has, in one
+    layout."""
+    kernel = f"triton_{kind}"
+    lists = tuple((name, tuple(values)) for name, values in SPACE.kernels[kernel].params.items())
+    found = _admitted(graph, kernel, list(multiplied(lists)))
+    return [call for call in found if call.candidate.forms == found[0].candidate.forms]
+
+
+def kinds_of(graph: Graph) -> list[str]:
+    """Return the kinds of the operators of attention in a graph."""
+    return [operator.kind for operator in graph.operators if operator.kind.startswith("packed_attention")]
+
+
+def _admitted(graph: Graph, kernel: str, params: Sequence[Attributes]) -> list[Call]:
+    """Return the calls of a kernel with any of some parameters, as far as its rule admits them."""
+    rule = KERNELS[kernel]
+    (operator,) = (each for each in graph.operators if each.kind == rule.covers[0])
+    subgraph = graph.subgraph([operator], operator.inputs, operator.outputs)
+    rows = dict.fromkeys(rule.layouts(subgraph))
+    candidates = (Candidate(kernel, row, each) for row in rows for each in params)
+    return [Call(subgraph, each) for each in candidates if rule.refuses(subgraph, each) is None]

@@ -9,10 +9,12 @@ from functools import partial
 from math import prod
 
 from autotuner.ir.formats import RAW
+from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.records import Candidate, Node, Subgraph
 from autotuner.kernels.geometry import HALVES, forms_by_number, operand_letters
 from autotuner.kernels.registry import KERNELS, Kernel
 from autotuner.kernels.rules.attention_triton import MOST_HEADS, MOST_OFFSET, dropped_by_bits
+from autotuner.kernels.rules.packed_tiles import unfit_tiles
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,22 @@ def scattered(subgraph: Subgraph, candidate: Candidate) -> str | None:
 def not_packed(subgraph: Subgraph, candidate: Candidate) -> str | None:
     """Say why the Triton programs do not compute this, or None if they do."""
     (node,) = subgraph.nodes
-    query = subgraph.tensors[node.inputs[1 if settings_of(node).is_gradient else 0]]
+    settings, letters = settings_of(node), operand_letters(node)
+    place = 1 if settings.is_gradient else 0
+    query = subgraph.tensors[node.inputs[place]]
     if query.dtype not in (*HALVES, "float32"):
         return f"it computes in {', '.join(HALVES)} or float32; the query is {query.dtype}"
-    heads = query.extents[_order(node, operand_letters(node)[0])[0]]
+    heads = query.extents[_order(node, letters[0])[0]]
     if heads > MOST_HEADS:
         return f"it launches at most {MOST_HEADS:,} heads; these are {heads:,}"
-    settings = settings_of(node)
     numbers = 1 if settings.bias is None else prod(subgraph.tensors[node.inputs[settings.bias]].extents)
     if numbers > MOST_OFFSET:
         return f"it counts at most {MOST_OFFSET:,} elements; the bias has {numbers:,}"
-    return scattered(subgraph, candidate)
+    features = query.extents[letters[place].index(str(dict(node.attributes)["feature_axis"]))]
+    return unfit_tiles(
+        node.kind, dict(candidate.params), features, ELEMENT_BYTES[query.dtype],
+        drops=settings.dropped > 0, biased=settings.bias is not None,
+    ) or scattered(subgraph, candidate)  # fmt: skip
 
 
 _TORCH, _TRITON = "autotuner.kernels.torch.packed_attention", "autotuner.kernels.triton.packed_attention"

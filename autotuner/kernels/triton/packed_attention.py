@@ -1,7 +1,6 @@
-"""Attention over packed tokens by this project's own Triton programs: launches, and tiles by the size of a head."""
+"""Launches of attention over packed tokens by this project's own Triton programs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,60 +11,15 @@ from autotuner.ir.packed_attention import BITS_OF_SEED
 from autotuner.ir.records import Call, Node
 from autotuner.kernels.rules.attention_triton import LEVELS, kept_levels
 from autotuner.kernels.rules.packed_attention import heads_outermost, settings_of
+from autotuner.kernels.rules.packed_tiles import PackedTile, PackedTiles, default_tiles
 from autotuner.kernels.triton import packed_attention_program as program
 from autotuner.kernels.triton import packed_bias_program as bias_program
+from autotuner.kernels.triton.attention import TritonLaunch
 
-
-@dataclass(frozen=True)
-class PackedTile:
-    """Rows and keys of a tile, and how a program of it is compiled."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-
-    def options(self, rows: int) -> dict[str, int | bool]:
-        return {
-            "ROWS": self.rows, "COLUMNS": self.columns, "EVEN": rows % self.rows == rows % self.columns == 0,
-            "num_warps": self.warps, "num_stages": self.stages,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class PackedTiles:
-    """PackedTiles of forward, and of queries and of keys in backward."""
-
-    forward: PackedTile
-    query: PackedTile
-    key: PackedTile
-
-
-NARROW = PackedTiles(PackedTile(64, 128, 4, 2), PackedTile(64, 128, 4, 2), PackedTile(32, 128, 4, 2))
-"""Of 16 bits, heads of up to 64 features: the fastest of nine each, on an H200 (16 heads, 16,384 tokens, dropout)."""
-NARROW_WHOLE = PackedTiles(PackedTile(64, 64, 4, 3), PackedTile(64, 64, 4, 3), PackedTile(32, 64, 4, 2))
-"""The same without dropout: the fastest of six each."""
-WIDE = PackedTiles(PackedTile(64, 128, 4, 2), PackedTile(64, 128, 8, 2), PackedTile(32, 128, 8, 2))
-"""Of 16 bits, up to 128 features: those that leave all registers in place, compiled for the same device; not timed."""
-NARROW_BIASED = PackedTiles(PackedTile(64, 64, 4, 2), PackedTile(64, 64, 4, 2), PackedTile(32, 64, 4, 2))
-"""Of 16 bits, up to 64 features, with a relative bias: as `WIDE`, and in 66 KB of shared memory; not timed."""
-WIDE_BIASED = PackedTiles(PackedTile(64, 64, 4, 2), PackedTile(64, 64, 8, 2), PackedTile(32, 64, 8, 2))
-"""The same up to 128 features, in 115 KB."""
-LARGE = PackedTiles(PackedTile(32, 64, 4, 1), PackedTile(32, 64, 4, 1), PackedTile(16, 64, 4, 1))
-"""Of float32, and of heads that are larger."""
+Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
+"""A program with its grid, its arguments and its constants."""
 PROGRAMS = 1024
 """Programs of a relative bias's gradient, which fill a device: where there are few distances, they share out rows."""
-
-
-def tiles_for(features: int, dtype: torch.dtype, drops: bool, biased: bool) -> PackedTiles:
-    """Return the tiles for heads of some features, with dropout or without, and perhaps with a relative bias."""
-    if dtype.itemsize > 2 or features > 128:
-        return LARGE
-    if biased:
-        return WIDE_BIASED if features > 64 else NARROW_BIASED
-    if features > 64:
-        return WIDE
-    return NARROW if drops else NARROW_WHOLE
 
 
 def forward(
@@ -80,31 +34,9 @@ def forward(
     heads, rows, features = query.shape
     out = torch.empty(rows, heads, features, dtype=query.dtype, device=query.device).transpose(0, 1)
     log_sum_exp = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
-    _forward_into(out, log_sum_exp, (query, key, value), bounds, seed, bias, (factor, p, cap), tiles)
+    tile = (tiles or _default_tiles(query, p, bias)).forward
+    _launch([_forward(out, log_sum_exp, (query, key, value), bounds, seed, bias, (factor, p, cap), tile)])
     return out, log_sum_exp
-
-
-def _forward_into(
-    out: Tensor, log_sum_exp: Tensor, given: Sequence[Tensor], bounds: Tensor, seed: Tensor, bias: Tensor | None,
-    numbers: tuple[float, float, float], tiles: PackedTiles | None = None,
-) -> None:  # fmt: skip
-    """Write the output and the log-sum-exp.
-
-    Args:
-        given: query, key and value.
-        seed: one number, or as many elements as it has bits.
-        bias: (heads, distances), or None.
-        numbers: factor, p and cap.
-    """
-    query, key, value = given
-    (heads, rows, features), (factor, p, cap) = query.shape, numbers
-    tile = (tiles or tiles_for(features, query.dtype, p > 0, bias is not None)).forward
-    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
-        program.forward[triton.cdiv(rows, tile.rows), heads](
-            query, key, value, out, log_sum_exp, bounds, seed, query if bias is None else bias,
-            *_strides(query, key, value, out), rows, factor, cap or 1.0, 1 / (1 - p), *_reach(bias),
-            **_flags(query, key, p, cap, bounds, seed), BIASED=bias is not None, **tile.options(rows),
-        )  # fmt: skip
 
 
 def backward(
@@ -123,84 +55,119 @@ def backward(
         torch.empty(rows, each.shape[0], features, dtype=query.dtype, device=query.device).transpose(0, 1)
         for each in (query, key, value)
     )
-    _backward_into(into, given, log_sum_exp, bounds, seers, seed, bias, (factor, p, cap), tiles)
+    tiles = tiles or _default_tiles(query, p, bias)
+    _launch(_backward(into, given, log_sum_exp, bounds, seers, seed, bias, (factor, p, cap), tiles))
     return into  # type: ignore[return-value]
 
 
 def bias_gradient(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum_exp: Tensor, *, bounds: Tensor,
-    seed: Tensor, factor: float, p: float, cap: float, bias: Tensor,
+    seed: Tensor, factor: float, p: float, cap: float, bias: Tensor, tiles: PackedTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of a relative bias, (heads, distances)."""
     into = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
     given = _with_features_together(gradient, query, key, value, out)
-    _bias_gradient_into(into, given, log_sum_exp, bounds, seed, bias, (factor, p, cap))
+    tile = (tiles or _default_tiles(query, p, bias)).bias
+    sums, launch = _bias_gradient(given, log_sum_exp, bounds, seed, bias, (factor, p, cap), tile)
+    _launch([launch])
+    torch.sum(sums, 0, out=into)
     return into
 
 
-def _backward_into(
+def _forward(
+    out: Tensor, log_sum_exp: Tensor, given: Sequence[Tensor], bounds: Tensor, seed: Tensor, bias: Tensor | None,
+    numbers: tuple[float, float, float], tile: PackedTile,
+) -> Launch:  # fmt: skip
+    """Return the launch that writes the output and the log-sum-exp.
+
+    Args:
+        given: query, key and value.
+        seed: one number, or as many elements as it has bits.
+        bias: (heads, distances), or None.
+        numbers: factor, p and cap.
+    """
+    query, key, value = given
+    (heads, rows, _), (factor, p, cap) = query.shape, numbers
+    arguments = (
+        query, key, value, out, log_sum_exp, bounds, seed, query if bias is None else bias,
+        *_strides(query, key, value, out), rows, factor, cap or 1.0, 1 / (1 - p), *_reach(bias),
+    )  # fmt: skip
+    constants = _flags(query, key, p, cap, bounds, seed) | {"BIASED": bias is not None} | _options(tile, rows)
+    return program.forward, (triton.cdiv(rows, tile.rows), heads), arguments, constants
+
+
+def _backward(
     into: Sequence[Tensor], given: Sequence[Tensor], log_sum_exp: Tensor, bounds: Tensor, seers: Tensor, seed: Tensor,
-    bias: Tensor | None, numbers: tuple[float, float, float], tiles: PackedTiles | None = None,
-) -> None:  # fmt: skip
-    """Write the gradients of query, key and value.
+    bias: Tensor | None, numbers: tuple[float, float, float], tiles: PackedTiles,
+) -> list[Launch]:  # fmt: skip
+    """Return the launches that write the gradients of query, and of key and value, one behind the other.
 
     Args:
         given: gradient of the output, query, key, value and output.
-        seed, bias, numbers: as in `_forward_into`.
+        seed, bias, numbers: as in `_forward`.
     """
     (gradient, query, key, value, out), (factor, p, cap) = given, numbers
-    heads, rows, features = query.shape
+    heads, rows, _ = query.shape
     means = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
-    added, reach = query if bias is None else bias, _reach(bias)
-    tiles = tiles or tiles_for(features, query.dtype, p > 0, bias is not None)
-    flags, last = _flags(query, key, p, cap, bounds, seed), (rows, factor, cap or 1.0, 1 - p, *reach)
-    flags["BIASED"] = bias is not None
-    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
-        program.query_gradient[triton.cdiv(rows, tiles.query.rows), heads](
-            query, key, value, out, gradient, into[0], log_sum_exp, means, bounds, seed, added,
-            *_strides(query, key, value, out, gradient, into[0]), *last, **flags, **tiles.query.options(rows),
-        )  # fmt: skip
-        program.key_value_gradient[triton.cdiv(rows, tiles.key.columns), key.shape[0]](
-            query, key, value, gradient, into[1], into[2], log_sum_exp, means, bounds, seers, seed, added,
-            *_strides(query, key, value, gradient, into[1], into[2]), *last, **flags, **tiles.key.options(rows),
-        )  # fmt: skip
+    added, last = query if bias is None else bias, (rows, factor, cap or 1.0, 1 - p, *_reach(bias))
+    flags = _flags(query, key, p, cap, bounds, seed) | {"BIASED": bias is not None}
+    of_query = (
+        query, key, value, out, gradient, into[0], log_sum_exp, means, bounds, seed, added,
+        *_strides(query, key, value, out, gradient, into[0]), *last,
+    )  # fmt: skip
+    of_key = (
+        query, key, value, gradient, into[1], into[2], log_sum_exp, means, bounds, seers, seed, added,
+        *_strides(query, key, value, gradient, into[1], into[2]), *last,
+    )  # fmt: skip
+    row_tiles, key_tiles = triton.cdiv(rows, tiles.query.rows), triton.cdiv(rows, tiles.key.columns)
+    return [
+        (program.query_gradient, (row_tiles, heads), of_query, flags | _options(tiles.query, rows)),
+        (program.key_value_gradient, (key_tiles, key.shape[0]), of_key, flags | _options(tiles.key, rows)),
+    ]
 
 
-def _bias_gradient_into(
-    into: Tensor, given: Sequence[Tensor], log_sum_exp: Tensor, bounds: Tensor, seed: Tensor, bias: Tensor,
-    numbers: tuple[float, float, float],
-) -> None:  # fmt: skip
-    """Write the gradient of a relative bias.
+def _bias_gradient(
+    given: Sequence[Tensor], log_sum_exp: Tensor, bounds: Tensor, seed: Tensor, bias: Tensor,
+    numbers: tuple[float, float, float], tile: PackedTile,
+) -> tuple[Tensor, Launch]:  # fmt: skip
+    """Return parts of the gradient of a relative bias, (parts, heads, distances), and the launch that writes them.
 
     Args:
-        given: as in `_backward_into`.
-        seed, numbers: as in `_forward_into`.
+        given: as in `_backward`.
+        seed, numbers: as in `_forward`.
     """
     (gradient, query, key, value, out), (factor, p, cap) = given, numbers
-    heads, rows, features = query.shape
-    tile = 32 if query.dtype.itemsize > 2 or features > 128 else 64
+    heads, rows, _ = query.shape
     reach = bias.shape[1] // 2
-    blocks = triton.cdiv(reach, tile) + reach // tile + 1
-    parts = min(triton.cdiv(rows, tile), triton.cdiv(PROGRAMS, blocks * heads))
+    blocks = triton.cdiv(reach, tile.rows) + reach // tile.rows + 1
+    parts = min(triton.cdiv(rows, tile.rows), triton.cdiv(PROGRAMS, blocks * heads))
     sums = torch.empty(parts, *bias.shape, dtype=torch.float32, device=query.device)
-    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
-        bias_program.bias_gradient[blocks, parts, heads](
-            query, key, value, out, gradient, sums, log_sum_exp, bounds, seed, bias,
-            *_strides(query, key, value, out, gradient), rows, factor, cap or 1.0, 1 - p, *_reach(bias),
-            **_flags(query, key, p, cap, bounds, seed), ROWS=tile, COLUMNS=2 * tile, num_warps=8, num_stages=1,
-        )  # fmt: skip
-    torch.sum(sums, 0, out=into)
+    arguments = (
+        query, key, value, out, gradient, sums, log_sum_exp, bounds, seed, bias,
+        *_strides(query, key, value, out, gradient), rows, factor, cap or 1.0, 1 - p, *_reach(bias),
+    )  # fmt: skip
+    constants = _flags(query, key, p, cap, bounds, seed) | _options(tile, rows)
+    del constants["EVEN"]
+    return sums, (bias_program.bias_gradient, (blocks, parts, heads), arguments, constants)
+
+
+def _launch(launches: Sequence[Launch]) -> None:
+    """Launch programs on the device of their operands, one behind the other."""
+    with torch.cuda.device_of(launches[0][2][0]):  # type: ignore[no-untyped-call]
+        for each, grid, arguments, constants in launches:
+            each[grid](*arguments, **constants)
 
 
 def operator(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
     """Compute the forward of an operator; a log-sum-exp that nobody reads is written to memory of its own."""
     node, given, bounds, seed, bias = _node_and_operands(call, inputs)
     out, log_sum_exp = _by_heads(node, outputs, call.subgraph.outputs, node.outputs)
-    numbers = settings_of(node).numbers
     if log_sum_exp is None:
         log_sum_exp = torch.empty(given[0].shape[:2], dtype=torch.float32, device=given[0].device)
     assert out is not None
-    return lambda: _forward_into(out, log_sum_exp, given, bounds, seed, bias, numbers)
+    numbers, tile = settings_of(node).numbers, _chosen_tiles(call, given[0], bias).forward
+    launch = _forward(out, log_sum_exp, given, bounds, seed, bias, numbers, tile)
+    return TritonLaunch(*launch)
 
 
 def operator_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
@@ -208,9 +175,14 @@ def operator_grad(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor
     node, (*given, log_sum_exp), bounds, seed, bias = _node_and_operands(call, inputs)
     found = _by_heads(node, outputs, call.subgraph.outputs, node.outputs)
     into = [like.new_empty(like.shape) if each is None else each for each, like in zip(found, given[1:4], strict=True)]
-    numbers = settings_of(node).numbers
+    numbers, tiles = settings_of(node).numbers, _chosen_tiles(call, given[1], bias)
     seers = bounds[:, 2:]
-    return lambda: _backward_into(into, given, log_sum_exp, bounds, seers, seed, bias, numbers)
+
+    def launches() -> list[Launch]:
+        return _backward(into, given, log_sum_exp, bounds, seers, seed, bias, numbers, tiles)
+
+    _compile(launches())
+    return lambda: _launch(launches())
 
 
 def operator_grad_bias(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
@@ -218,7 +190,42 @@ def operator_grad_bias(call: Call, inputs: Sequence[Tensor], outputs: Sequence[T
     node, (*given, log_sum_exp), bounds, seed, bias = _node_and_operands(call, inputs)
     assert bias is not None
     added, into, numbers = bias, outputs[0].permute(heads_outermost(node).bias), settings_of(node).numbers
-    return lambda: _bias_gradient_into(into, given, log_sum_exp, bounds, seed, added, numbers)
+    tile = _chosen_tiles(call, given[1], bias).bias
+
+    def parts_and_launch() -> tuple[Tensor, Launch]:
+        return _bias_gradient(given, log_sum_exp, bounds, seed, added, numbers, tile)
+
+    def run() -> None:
+        parts, launch = parts_and_launch()
+        _launch([launch])
+        torch.sum(parts, 0, out=into)
+
+    _compile([parts_and_launch()[1]])
+    return run
+
+
+def _compile(launches: Sequence[Launch]) -> None:
+    """Compile programs; what they launch is made anew each time, since memory between them is not held."""
+    for launch in launches:
+        TritonLaunch(*launch)
+
+
+def _default_tiles(query: Tensor, p: float, bias: Tensor | None) -> PackedTiles:
+    return default_tiles(query.shape[2], query.dtype.itemsize, drops=p > 0, biased=bias is not None)
+
+
+def _chosen_tiles(call: Call, query: Tensor, bias: Tensor | None) -> PackedTiles:
+    """Return the tiles that a candidate's parameters name, and default ones beside."""
+    (node,) = call.subgraph.nodes
+    default = _default_tiles(query, settings_of(node).dropped, bias)
+    return default.chosen(node.kind, dict(call.candidate.params))
+
+
+def _options(tile: PackedTile, rows: int) -> dict[str, int | bool]:
+    return {
+        "ROWS": tile.rows, "COLUMNS": tile.columns, "EVEN": rows % tile.rows == rows % tile.columns == 0,
+        "num_warps": tile.warps, "num_stages": tile.stages,
+    }  # fmt: skip
 
 
 def _node_and_operands(
