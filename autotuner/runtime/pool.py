@@ -137,7 +137,7 @@ class Lease:
 
     @property
     def gives_back(self) -> bool:
-        """Whether the workspace is for one forward and its backward: what is handed in may be read where it is."""
+        """True where the workspace is for one forward and its backward: what is handed in may be read where it is."""
         return self.workspace.gives_back
 
     @property

@@ -62,9 +62,11 @@ NARROW = PackedTiles(PackedTile(64, 128, 4, 2), PackedTile(64, 128, 4, 2), Packe
 NARROW_WHOLE = PackedTiles(PackedTile(64, 64, 4, 3), PackedTile(64, 64, 4, 3), PackedTile(32, 64, 4, 2))
 """The same without dropout: the fastest of six each."""
 WIDE = PackedTiles(PackedTile(64, 128, 4, 2), PackedTile(64, 128, 8, 2), PackedTile(32, 128, 8, 2))
-"""Of 16 bits, up to 128 features: those that leave all registers in place, compiled for the same device; not timed."""
+"""Of 16 bits, up to 128 features: those that leave all registers in place. Of five forward and four backward, the
+fastest on an H200 (LLaMA 1B, 16,384 tokens)."""
 NARROW_BIASED = PackedTiles(PackedTile(64, 64, 4, 2), PackedTile(64, 64, 4, 2), PackedTile(32, 64, 4, 2))
-"""Of 16 bits, up to 64 features, with a relative bias: as `WIDE`, and in 66 KB of shared memory; not timed."""
+"""Of 16 bits, up to 64 features, with a relative bias: as `WIDE`, and in 66 KB of shared memory. The fastest of five
+forward on an H200; in backward, keys by 64x128x8x2 take a quarter less, which a tuning finds."""
 WIDE_BIASED = PackedTiles(PackedTile(64, 64, 4, 2), PackedTile(64, 64, 8, 2), PackedTile(32, 64, 8, 2))
 """The same up to 128 features, in 115 KB."""
 LARGE = PackedTiles(

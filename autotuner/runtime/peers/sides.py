@@ -1,4 +1,4 @@
-"""What a plan is timed as, what it is timed beside, and the call that all of these get."""
+"""Modules that are timed end to end: a plan, and what it is timed beside; and the call that all of these get."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
