@@ -9,7 +9,7 @@ they run. Where that needs more than it should, faster ways are given up, and th
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil
@@ -170,7 +170,7 @@ class StepBudget:
         scratch = Scratch(is_of_one_step=not captured)
         reserved_bytes = 0
         try:
-            with sharing(scratch), self.limited() if measured else nullcontext():
+            with sharing(scratch):
                 if self._scratch_bytes:
                     scratch.memory(self._scratch_bytes, self._runtime.device)
                 yield
@@ -185,10 +185,6 @@ class StepBudget:
             self._begun.clear()
         if not captured:
             self._go_on(log, reserved_bytes)
-
-    def limited(self) -> AbstractContextManager[None]:
-        """Return what a step is tried in: where there are leaner ways, it finds no more memory than the budget."""
-        return self._runtime.limited(self.budget_bytes) if self._ways else nullcontext()
 
     @contextmanager
     def inside(self, region: HasWays, phase: str) -> Iterator[None]:

@@ -6,7 +6,6 @@ buffers or the optimizer's state have moved to other memory, all graphs are made
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -311,7 +310,7 @@ class WholeStep:
         replay, reason, ran_out = None, "", False
         meter = None if budget is None else recorder.meter()
         try:
-            with self._rates.in_groups(), nullcontext() if budget is None else budget.limited():
+            with self._rates.in_groups():
                 replay = recorder.captured(run, self._pool, 0 if budget is None else budget.repeats)
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__

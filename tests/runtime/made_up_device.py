@@ -108,12 +108,6 @@ class MadeUpDevice(CpuRuntime):
         return replay
 
     @contextmanager
-    def limited(self, size_bytes: int) -> Iterator[None]:
-        self.log.append(f"limited to {size_bytes}")
-        yield
-        self.log.append("unlimited")
-
-    @contextmanager
     def _capture(self) -> Iterator[None]:
         assert not self.capturing
         self.capturing = True

@@ -276,15 +276,6 @@ def test_captured_steps_keep_to_the_budget_as_well(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_a_choice_is_tried_and_captured_with_no_more_memory_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = instead_of_the_cpu(monkeypatch)
-    trained(Layers(), "4MiB", steps=5)
-    told = [line for line in device.log if "limited" in line or line == "captured"]
-    limit = f"limited to {4 << 20}"
-    assert told == [limit, "unlimited", limit, "captured", "unlimited"]  # the steps before are as lean as can be
-
-
-@pytest.mark.slow
 def test_a_captured_step_that_takes_more_than_the_budget_is_captured_anew_with_leaner_regions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -88,9 +88,6 @@ class CpuRuntime:
     def room_bytes(self) -> None:
         return None
 
-    def limited(self, size_bytes: int) -> AbstractContextManager[None]:  # noqa: ARG002
-        return nullcontext()
-
     def meter(self) -> AllocationCount:
         return AllocationCount()
 

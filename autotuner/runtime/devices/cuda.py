@@ -224,16 +224,6 @@ class CudaRuntime:
         share = torch.cuda.get_per_process_memory_fraction(self.index)
         return min(free_bytes + torch.cuda.memory_reserved(self.index), int(share * all_bytes))
 
-    @contextmanager
-    def limited(self, size_bytes: int) -> Iterator[None]:
-        before = torch.cuda.get_per_process_memory_fraction(self.index)
-        _, all_bytes = torch.cuda.mem_get_info(self.index)
-        torch.cuda.set_per_process_memory_fraction(min(before, size_bytes / all_bytes), self.index)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(before, self.index)
-
     def meter(self) -> "CudaMeter":
         return CudaMeter(self.index)
 

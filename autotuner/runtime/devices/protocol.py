@@ -161,12 +161,6 @@ class DeviceRuntime(Protocol):
     def room_bytes(self) -> int | None:
         """Return the bytes of the device that torch has or could have; None where it has no memory of its own."""
 
-    def limited(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Have torch take no more from the device inside, in all: memory that nothing is in is given back before.
-
-        What needs more ends as on a smaller device. Nothing where torch keeps no memory.
-        """
-
     def meter(self) -> MemoryMeter:
         """Begin to count what is allocated: in all, or on the CPU what comes from now on.
 
