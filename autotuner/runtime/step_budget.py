@@ -31,7 +31,8 @@ TRIES = 4
 MARGIN = 1 / 256
 """Of the budget, which is given up beyond what a measured step was above it."""
 SHORT = 1 / 32
-"""Of the budget, which a step counts as above it that found no memory: how much it lacked is not known."""
+"""Of the budget, which a step counts as above it that found no memory, and twice as much each further time: how much
+it lacked is not known. A captured GPT-2 lacks up to 15 %, where four times as little led to the leanest ways."""
 POINTS = 16
 """Budgets that a front looks at."""
 SPARE = 1 / 64
@@ -141,7 +142,7 @@ class StepBudget:
         self._lean: StepLog | None = None
         self._begun: WeakKeyDictionary[Any, HasWays] = WeakKeyDictionary()
         self._scratch_bytes = self._base_bytes = self._spare_bytes = 0
-        self._tries = 0
+        self._tries, self._short = 0, SHORT
         self.repeats = 0
         self.needs: StepNeeds | None = None
 
@@ -221,7 +222,8 @@ class StepBudget:
 
     def ran_out(self) -> bool:
         """Take that a step found no memory; choose again, and say whether there was a leaner choice."""
-        return bool(self._ways) and self._is_tightened(round((1 + SHORT) * self.budget_bytes))
+        self._short *= 2
+        return bool(self._ways) and self._is_tightened(round((1 + self._short / 2) * self.budget_bytes))
 
     def front(self, points: int = POINTS) -> tuple[FrontPoint, ...]:
         """Return what a step would take under other budgets, from the least on; each is faster than the one before.
