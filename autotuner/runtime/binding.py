@@ -17,7 +17,7 @@ from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.pool import Pool
-from autotuner.runtime.region import RegionPorts, TunedRegion
+from autotuner.runtime.region import RegionPorts, TunedRegion, is_captured
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLAIN = (nn.Parameter, Tensor)
@@ -129,11 +129,14 @@ class Binding:
         """Return the region's inputs: x, and a mask that adds nothing where the plan has one and the call has none."""
         if not self.masked:
             return [x]
-        if added is None:
-            if self._no_mask is None or self._no_mask.device != x.device:
+        if added is not None:
+            return [x, added]
+        if is_captured(x.device):  # its memory is the graph's, and is filled by replays alone
+            return [x, torch.zeros(self._keys, dtype=self._dtype, device=x.device)]
+        if self._no_mask is None or self._no_mask.device != x.device:
+            with torch.inference_mode(False):  # so that a later call can save it for backward
                 self._no_mask = torch.zeros(self._keys, dtype=self._dtype, device=x.device)
-            added = self._no_mask
-        return [x, added]
+        return [x, self._no_mask]
 
     def fits(self, module: nn.Module, x: Tensor) -> bool:
         """Say whether a call would be covered, by what the compiler can guard; `uncovered` has the last word."""

@@ -204,3 +204,11 @@ def test_a_layer_is_described_as_the_model_that_it_is() -> None:
     assert found.extents == {"h": 8, "n": 2, "p": 4, "f": 12}
     assert found.options == {name: value for name, value in of.options.items() if name != "attention_mask"}
     assert found.dtype == "float64"
+
+
+def test_a_layer_tuned_with_a_mask_trains_without_one_behind_a_call_in_inference_mode() -> None:
+    layer, twin = tuned_layer(MASKED)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(batch()), twin(batch()), rtol=1e-10, atol=1e-10)
+    assert_equal(gradients(layer, batch()), gradients(twin, batch()), 1e-10)
+    assert (layer.calls, dict(layer.fallbacks)) == (2, {})
