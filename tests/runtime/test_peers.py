@@ -75,9 +75,9 @@ def test_rounds_end_once_every_median_is_known_well() -> None:
     def turn(times: Iterator[float]) -> float:
         return next(times)
 
-    def taken(off: float, samples: int = 30, settled_share: float = 0.005) -> int:
+    def taken(off: float, samples: int = 30, settled_share: float = 0.005, beside: float = 99.0) -> int:
         noisy = (100 * (1 + off * (-1) ** number) for number in count())
-        found = rounds({"a": partial(turn, repeat(7.0)), "b": partial(turn, noisy)}, samples, settled_share)
+        found = rounds({"a": partial(turn, repeat(beside)), "b": partial(turn, noisy)}, samples, settled_share)
         assert len(found["a"]) == len(found["b"])
         return len(found["b"])
 
@@ -85,6 +85,8 @@ def test_rounds_end_once_every_median_is_known_well() -> None:
     assert taken(0.006) == 30
     assert taken(0.004, samples=5) == 5
     assert taken(0.0, settled_share=0.0) == 30
+    assert taken(0.015, beside=50.0) == 8  # twice the least one
+    assert taken(0.017, beside=50.0) == 30
 
 
 def test_a_sides_clock_is_the_median_of_its_turns_and_none_where_nobody_says() -> None:

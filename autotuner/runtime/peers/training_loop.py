@@ -14,6 +14,7 @@ from autotuner.runtime.peers.sides import StepCall
 TUNED = (TunedModule, ModelModule)
 WARM_STEPS = 5
 RECORDED_STEPS = 2
+FAR_SHARE = 1 / 32
 ROUNDS_MIN = 8
 """Fewer give no interval of a median that says much."""
 
@@ -92,7 +93,8 @@ def rounds(
 
     Args:
         samples: rounds, at most.
-        settled_share: no more rounds once each median is known so well, by half of its 95 % interval over it.
+        settled_share: no more rounds once each median is known so well, by half of its 95 % interval over it. One that
+            is far from the least may be known less well: within `FAR_SHARE` of what lies between.
     """
     names = list(turns)
     orders = balanced_orders(len(names))
@@ -100,15 +102,21 @@ def rounds(
     for number in range(samples):
         for place in orders[number % len(orders)]:
             times[names[place]].append(turns[names[place]]())
-        if number + 1 >= ROUNDS_MIN and all(is_settled(found, settled_share) for found in times.values()):
+        least = min(map(median, times.values()))
+        if number + 1 >= ROUNDS_MIN and all(is_settled(found, settled_share, least) for found in times.values()):
             break
     return times
 
 
-def is_settled(samples: Sequence[float], share: float) -> bool:
-    """Say whether half of the 95 % interval of a median is within a share of the median; never for a share of 0."""
+def is_settled(samples: Sequence[float], share: float, least: float) -> bool:
+    """Say whether a median is known well enough, as `rounds` says; never for a share of 0.
+
+    Args:
+        least: of all medians.
+    """
     low, high = interval(samples)
-    return share > 0 and (high - low) / 2 <= share * median(samples)
+    found = median(samples)
+    return share > 0 and (high - low) / 2 <= max(share * found, FAR_SHARE * (found - least))
 
 
 def balanced_orders(count: int) -> list[list[int]]:
