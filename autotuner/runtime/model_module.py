@@ -13,6 +13,7 @@ from autotuner.ir.kinds import draws
 from autotuner.ir.models import Model
 from autotuner.ir.models.model import ModelFile
 from autotuner.ir.models.schema import parse_definition
+from autotuner.ir.records import Subgraph
 from autotuner.kernels.reference import evaluate
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Port
@@ -35,7 +36,7 @@ class ModelOperators(nn.Module):
         self._model, self._drops = model, _drops(model)
         graph = model.graph()
         self._inputs = _ports(graph).inputs
-        self._graphs: dict[Shapes, Graph] = {}
+        self._prepared: dict[Shapes, tuple[Subgraph, list[int]]] = {}
         for name, (shape, dtype) in _parameters(graph).items():
             value = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
             self.register_parameter(name, nn.Parameter(_initial(graph, name, value)))
@@ -47,18 +48,20 @@ class ModelOperators(nn.Module):
 
     def _plain(self, shapes: Shapes, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
         """Run operator by operator in plain torch."""
-        if shapes not in self._graphs:
-            self._graphs[shapes] = self._graph(shapes)
-        graph = self._graphs[shapes]
+        if shapes not in self._prepared:
+            self._prepared[shapes] = self._prepare(self._graph(shapes))
+        subgraph, drawn = self._prepared[shapes]
+        like = parameters[0]
+        masks = {} if self.training else {n: torch.ones((), dtype=like.dtype, device=like.device) for n in drawn}
+        return [tensor for tensor in evaluate(subgraph, [*inputs, *parameters], masks) if tensor is not None]
+
+    def _prepare(self, graph: Graph) -> tuple[Subgraph, list[int]]:
+        """Return a graph as it is evaluated, and its dropout masks by number."""
         names = [tensor for operator in graph.operators for tensor in (*operator.inputs, *operator.outputs)]
         boundary = [*(port.name for port in self._inputs), *_parameters(graph)]
         numbers = {name: number for number, name in enumerate(dict.fromkeys((*boundary, *graph.outputs, *names)))}
-        masks = {} if self.training else {
-            numbers[operator.outputs[0]]: torch.ones((), dtype=parameters[0].dtype, device=parameters[0].device)
-            for operator in graph.operators if draws(operator.kind)
-        }  # fmt: skip
-        subgraph = graph.subgraph(graph.operators, boundary, graph.outputs)
-        return [tensor for tensor in evaluate(subgraph, [*inputs, *parameters], masks) if tensor is not None]
+        drawn = [numbers[operator.outputs[0]] for operator in graph.operators if draws(operator.kind)]
+        return graph.subgraph(graph.operators, boundary, graph.outputs), drawn
 
     def _graph(self, shapes: Shapes) -> Graph:
         """Return the model's graph for inputs of these shapes."""

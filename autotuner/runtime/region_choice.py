@@ -103,7 +103,7 @@ class RegionChoice:
         return made[0]
 
     def forward(
-        self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], *, in_place: bool = True
+        self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], *, in_place: bool
     ) -> tuple[list[Tensor], "HeldCall"]:
         """Run forward, and return the outputs and what it holds for its backward.
 

@@ -240,12 +240,12 @@ def run_backward(
     held: Held | None = Ticket.of(state).held if known.state_bytes is None else lease_of(state)
     if held is None:
         device = next(grad.device for grad in grads if grad is not None)
-        region = _region(number)
-        held, keeps = region.restored(state, inputs, parameters, device, in_place=known.in_place), False
+        restored = _region(number).restored
+        held, keeps = restored(state, inputs, parameters, device, in_place=known.in_place), False
     in_place = known.in_place and isinstance(held, Lease) and held.gives_back
-    running, count = _REGIONS.get(number), len(wanted) - len(parameters)
+    region, count = _REGIONS.get(number), len(wanted) - len(parameters)
     places = [*[None] * count, *places_of(number, parameters, wanted[count:])]
-    with torch._C._DisableAutocast(), nullcontext() if running is None else running.going_back():
+    with torch._C._DisableAutocast(), nullcontext() if region is None else region.going_back():
         found = held.backward(grads, tuple(wanted), keeps, parameters, in_place, places)
     of_inputs = [as_told(made, lies) for made, lies in zip(found[:count], known.told, strict=True) if made is not None]
     of_parameters = stacked(found[count:], parameters, known.stacks, wanted[count:])

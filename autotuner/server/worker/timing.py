@@ -113,8 +113,9 @@ def time_apart(
 ) -> Configuration:
     """Measure a configuration's whole plan in another process, and return it with what was found.
 
-    Its overlap is chosen, as by `autotuner.runtime.with_measured_overlap`; then it is timed against its peers, if it
-    has any, as by `autotuner.runtime.time_peers`.
+    Its overlap is chosen, as by `autotuner.runtime.with_measured_overlap`; then it is timed against its peers, as by
+    `autotuner.runtime.time_peers`. Where that fails for a model that the framework has no layer for, such as one whose
+    values cannot be made up, it is returned untimed, with a warning.
 
     The process holds the device's lock meanwhile. It is killed where the work is not to go on.
 
@@ -200,15 +201,20 @@ def _timed(
     waiting: Waiting,
     ready: "ReadyPeers | None" = None,
 ) -> dict[str, Any]:
-    from autotuner.runtime import time_peers, with_measured_overlap
+    from autotuner.runtime import TunedWarning, time_peers, with_measured_overlap
 
     try:
         with locked(lock_path(configuration.environment["device_type"]), alone=True, waiting=waiting):
             chosen = with_measured_overlap(configuration)
             if samples:
-                chosen = chosen.with_measured(
-                    time_peers(chosen, samples, threads=threads, ready=ready, settled_share=SETTLED_SHARE)
-                )
+                try:
+                    found = time_peers(chosen, samples, threads=threads, ready=ready, settled_share=SETTLED_SHARE)
+                    chosen = chosen.with_measured(found)
+                except Exception as error:
+                    if chosen.model.has_framework_layer:
+                        raise
+                    words = f"{chosen.model.reference} was not timed end to end: {error}"
+                    warnings.warn(words, TunedWarning, stacklevel=1)
             return {"configuration": chosen.to_json()}
     except AutotunerError as error:
         return {"error": type(error).__name__, "message": str(error)}

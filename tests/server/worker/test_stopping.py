@@ -14,8 +14,8 @@ import pytest
 
 from autotuner.checkpoint import OverError, checkpoint, until
 from autotuner.database import Database, Job
-from autotuner.errors import InfeasibleError, MeasureError, SpaceError
-from autotuner.ir.models import Model
+from autotuner.errors import InfeasibleError, MeasureError, SpaceError, TunedWarning
+from autotuner.ir.models import Model, named_model
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.request import Request
 from autotuner.server.worker import ahead, attending, loop, reporting, run, timing
@@ -335,10 +335,20 @@ def test_a_process_that_gets_ready_is_killed_where_it_is_not_to_go_on(
     assert not Path(f"/proc/{note.read_text()}").exists()
 
 
-def test_what_fails_in_timing_end_to_end_is_raised_here(small: Model) -> None:
+def test_what_fails_in_timing_end_to_end_is_raised_here() -> None:
     """By the real process: torch takes no threads at all."""
+    layer = named_model("bert-encoder:tiny", extents={"b": 1, "l": 2, "n": 1, "p": 2, "h": 2, "f": 2})
     with pytest.raises(MeasureError, match=r"timing end to end failed: RuntimeError: .* expects a positive integer"):
-        timing.time_apart(made_up_configuration(small), 3, 0)
+        timing.time_apart(made_up_configuration(layer), 3, 0)
+
+
+def test_a_model_without_a_framework_layer_that_cannot_be_timed_keeps_its_answer(small: Model) -> None:
+    """By the real process, as above."""
+    made = made_up_configuration(small)
+    with pytest.warns(
+        TunedWarning, match="small:wide was not timed end to end: set_num_threads expects a positive integer"
+    ):
+        assert timing.time_apart(made, 3, 0) == made
 
 
 def test_a_plan_without_peers_is_returned_untimed_where_it_can_have_no_overlap(
