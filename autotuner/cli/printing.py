@@ -208,7 +208,7 @@ def print_solution(solution: "Solution", *, as_json: bool) -> None:
 
 def print_check(report: "CheckReport") -> None:
     """Print how far each result and each mask is from the framework's."""
-    table = Table("result", "largest relative error", "allowed", "", title="against the framework, in float64")
+    table = Table("result", "largest relative error", "allowed", "", title="against a reference in float64")
     for name, error in report.errors.items():
         own = " *" if name in report.own_bounds else ""
         table.add_row(name, f"{error:.1e}", f"{report.allowed[name]:.1e}{own}", _verdict(report.allows(name)))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from autotuner.runtime import TunedModule, check
 from autotuner.runtime.check import drawn_masks
@@ -186,6 +187,18 @@ def test_graphs_that_are_dropped_without_a_backward_give_their_memory_back() -> 
     for step in range(6):
         layer(batch(step))
     assert pool.made == 1
+
+
+def test_checkpointed_calls_that_wait_for_their_backwards_share_a_workspace() -> None:
+    layer, twin = tuned_layer()
+    found, wanted = (batch().requires_grad_() for _ in range(2))
+    y, z = found, wanted
+    for _ in range(4):
+        y, z = checkpoint(layer, y, use_reentrant=False), twin(z)
+    y.sum().backward()
+    z.sum().backward()
+    assert layer._bindings[0].pool.made == 1
+    torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))
