@@ -62,20 +62,28 @@ class ModelMemory:
             or any(own.get(n) is not tensor or tensor.data_ptr() != at for own, n, tensor, at in self._tensors)
         )
 
+    def new_state(self) -> list[Tensor]:
+        """Return the optimizer's state where parameters have some that had none when it was noted; else nothing."""
+        state = self._optimizer.state
+        return [] if state is self._state and len(state) == self._count else self._tensors_of_state()
+
     def static_bytes(self, *, frees_gradients: bool = False) -> StaticBytes:
         """Return the bytes of what is there between steps, and of all gradients.
 
         Args:
             frees_gradients: backward lets gradients go before all are there.
         """
-        state = [value for own in self._optimizer.state.values() for value in own.values() if isinstance(value, Tensor)]
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         own = {tensor.data_ptr(): tensor for _, _, tensor, _ in self._tensors}
         return StaticBytes(
             sum(tensor.nbytes for tensor in own.values()),
             0 if frees_gradients else sum(tensor.nbytes for tensor in {id(each): each for each in trained}.values()),
-            sum(tensor.nbytes for tensor in state),
+            sum(tensor.nbytes for tensor in self._tensors_of_state()),
         )
+
+    def _tensors_of_state(self) -> list[Tensor]:
+        kept = self._optimizer.state.values()
+        return [value for own in kept for value in own.values() if isinstance(value, Tensor)]
 
     def put_back(self) -> None:
         """Have modules hold the tensors again that they had: those of a capture were never computed."""

@@ -65,7 +65,7 @@ class StepNeeds:
 
     Args:
         budget_bytes: what it may need.
-        least_bytes: what it needs with each region as lean as it can be.
+        least_bytes: the least budget, under which each region runs as lean as it can.
         predicted_bytes, measured_bytes: at its peak, as it runs now; `measured_bytes` is 0 before it did.
         reserved_bytes: the most that the allocator has taken from the device; 0 where it keeps nothing that is freed.
         regions, repeating: how many regions there are, and how many of them run their forward again in backward.
@@ -141,7 +141,8 @@ class StepBudget:
         self._meter: MemoryMeter | None = None
         self._lean: StepLog | None = None
         self._begun: WeakKeyDictionary[Any, HasWays] = WeakKeyDictionary()
-        self._scratch_bytes = self._base_bytes = self._spare_bytes = 0
+        self._scratch_bytes = self._base_bytes = self._lean_bytes = 0
+        self._spare = 0.0
         self._tries, self._short = 0, SHORT
         self.repeats = 0
         self.needs: StepNeeds | None = None
@@ -241,14 +242,13 @@ class StepBudget:
             places = fastest_ways(log.options(), log.room(limit))
             if places is not None:
                 found.append({region: region.ways[at] for region, at in zip(log.order, places, strict=True)})
-        beside = self._least_bytes() - log.peak_bytes
-        spared = 1 - SPARE if self._spare_bytes else 1.0
+        beside = self._beside_bytes
         front: list[FrontPoint] = []
         looked = [(log.predicted_bytes(ways), sum(way.time_us for way in ways.values()), ways) for ways in found]
         for predicted_bytes, time_us, ways in sorted(looked, key=lambda each: each[:2]):
             if not front or time_us < front[-1].time_us:
                 repeating = sum(way.repeats for way in ways.values())
-                front.append(FrontPoint(ceil((predicted_bytes + beside) / spared), time_us, repeating))
+                front.append(FrontPoint(ceil((predicted_bytes + beside) / (1 - self._spare)), time_us, repeating))
         return tuple(front)
 
     def _go_on(self, log: StepLog, reserved_bytes: int) -> None:
@@ -260,7 +260,8 @@ class StepBudget:
             self._lean = log
             # What the allocator holds beside what it has given out is no room.
             self._limit = float(self.budget_bytes - max(0, reserved_bytes - log.peak_bytes))
-            self._spare_bytes = round(SPARE * self.budget_bytes) if reserved_bytes else 0
+            self._spare = SPARE if reserved_bytes else 0.0
+            self._lean_bytes = self._least_bytes()
             self._choose()
         elif self._stage is _Stage.CHOSEN:
             assert self.needs is not None
@@ -291,9 +292,14 @@ class StepBudget:
         return True
 
     def _least_bytes(self) -> int:
-        """Return what a step needs at least, with what the allocator holds beside what it has given out."""
+        """Return the least budget: all regions as lean as they can, what is held beside, and what is left free."""
         assert self._lean is not None
-        return self._lean.peak_bytes + max(0, self.budget_bytes - int(self._limit))
+        return ceil((self._lean.peak_bytes + self._beside_bytes) / (1 - self._spare))
+
+    @property
+    def _beside_bytes(self) -> int:
+        """What the allocator holds beside what it has given out, and what steps were above their predictions."""
+        return max(0, self.budget_bytes - int(self._limit))
 
     def _choose(self) -> None:
         """Take the fastest ways that leave enough room.
@@ -311,7 +317,7 @@ class StepBudget:
         if self._least_bytes() > self.budget_bytes:
             raise BudgetError(self._too_small(log), self._least_bytes())
         self._tries += 1
-        places = fastest_ways(log.options(), log.room(self._limit - self._spare_bytes))
+        places = fastest_ways(log.options(), log.room(self._limit - self._spare * self.budget_bytes))
         # None fits by the room of moments that were counted to the safe side.
         chosen = {} if places is None else {
             region: region.ways[place] for region, place in zip(log.order, places, strict=True)
@@ -324,7 +330,7 @@ class StepBudget:
         self._ways, self._stage = chosen, _Stage.CHOSEN
         ways = {region: self.way_of(region) for region in self._lean.order}
         self.needs = StepNeeds(
-            self.budget_bytes, self._lean.peak_bytes, self._lean.predicted_bytes(ways), 0, 0, len(ways),
+            self.budget_bytes, self._lean_bytes, self._lean.predicted_bytes(ways), 0, 0, len(ways),
             sum(way.repeats for way in ways.values()), sum(region.fastest.time_us for region in ways),
             sum(way.time_us for way in ways.values()), sum(way.narrow for way in ways.values()),
         )  # fmt: skip
@@ -338,7 +344,7 @@ class StepBudget:
             if static.gradients
             else f"{binary(rest)} of all else, gradients among it"
         )
-        kept = f", {binary(beside)} that the allocator holds beside" if beside else ""
+        kept = f", {binary(beside)} that the allocator takes beside" if beside else ""
         where = lap.phase if lap.region is None else f"in the {lap.phase} of {lap.region.label}"
         return (
             f"memory_budget is {binary(self.budget_bytes)}, and a training step needs {binary(self._least_bytes())} at "

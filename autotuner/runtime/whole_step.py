@@ -194,10 +194,7 @@ class WholeStep:
     @property
     def is_settled(self) -> bool:
         """True where steps of all shapes and modes so far run as they will from now on: decided, and captured."""
-        return all(
-            each.replay is not None or (self._recorder is None and each.is_warm)
-            for each in self._known.values()
-        )  # fmt: skip
+        return all(each.replay or (self._recorder is None and each.is_warm) for each in self._known.values())
 
     def trains(self, model: nn.Module) -> bool:
         """Say whether it is a step of a model, or of one that holds or wraps it."""
@@ -253,9 +250,9 @@ class WholeStep:
             else:
                 with sharing(scratch):
                     loss, self.gradient_norm = self._run(batches)
+            self._note_memory(self._recorder)
         if is_before_capture:
             self._times.forget()
-        self._memory.note()
         self.plain += 1
         return loss.clone()
 
@@ -264,10 +261,15 @@ class WholeStep:
         budget = None if recorded is None else recorded.budget
         loss, self.gradient_norm = self._run(batches) if budget is None else self._run_under(budget, batches)
         if budget is not None:
-            self._memory.note()
+            self._note_memory(device_runtime(self._device))
             if not budget.is_settled:
                 self._times.forget()
         return loss
+
+    def _note_memory(self, runtime: DeviceRuntime) -> None:
+        """Note where everything is; state that the optimizer has made among what a step needed is gathered first."""
+        runtime.gather(self._memory.new_state())
+        self._memory.note()
 
     def _run_under(self, budget: StepBudget, batches: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
         """Run a step; where it finds no memory while ways are chosen, run it from its beginning with leaner ones."""

@@ -1,5 +1,7 @@
 """The bytes that a training step allocates, against those that its plan says."""
 
+import gc
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from autotuner.ir.models import load_model
 from autotuner.measure.devices.cpu_sampling import allocated_bytes
 from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import TrainingStep, apply, encoder_layer, peak_bytes
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.peers.on_cuda import captured
 from autotuner.runtime.peers.training_loop import TrainingLoop
@@ -15,6 +18,7 @@ from tests.runtime.plans import MASKED, SITES, configuration, model
 from tests.runtime.workspaces import workspaces
 
 ALLOWED_SHARE = 0.05
+MIB = 1 << 20
 WIDE = {"b": 4, "l": 24, "h": 32, "n": 4, "p": 8, "f": 96}
 GPT = load_model("gpt-block")
 
@@ -85,3 +89,34 @@ def test_a_captured_step_allocates_what_its_plan_says_and_what_cublas_keeps_for_
     torch._C._cuda_clearCublasWorkspaces()
     scratch = before - torch.cuda.memory_allocated()
     assert abs(predicted / (side.peak_bytes - scratch) - 1) <= 2 * ALLOWED_SHARE
+
+
+@pytest.mark.gpu
+def test_tensors_that_are_gathered_leave_the_pieces_that_they_were_cut_from() -> None:
+    runtime = device_runtime(torch.device(CUDA, torch.cuda.current_device()))
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    mixed = [(torch.empty(16 * MIB, dtype=torch.uint8, device=CUDA), torch.randn(MIB, device=CUDA)) for _ in range(12)]
+    small = torch.arange(5.0, device=CUDA)
+    kept = [tensor for _, tensor in mixed] + [small, torch.randn(6, 4, device=CUDA).t()]
+    values, places = [tensor.clone() for tensor in kept], [tensor.data_ptr() for tensor in kept]
+    row = torch.randn(2, 3, device=CUDA)[1]  # shares its memory
+    of_row = row.data_ptr()
+    del mixed
+    torch.cuda.empty_cache()
+    runtime.gather([*kept, row])
+    for tensor, value, place in zip(kept, values, places, strict=True):
+        assert torch.equal(tensor, value)
+        assert tensor.stride() == value.stride()
+        assert tensor.data_ptr() != place
+    assert row.data_ptr() == of_row
+    values.clear()
+    torch.cuda.empty_cache()
+    # 12 of 4 MiB in pieces without gaps, and two small ones in 2 MiB; beside, what the row and others lie in.
+    assert torch.cuda.memory_reserved() - before <= 54 * MIB
+    kept.clear()
+    del tensor, value, small
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before <= 2 * MIB

@@ -28,6 +28,17 @@ def test_every_call_is_one_step_before_a_capture_as_well_as_after() -> None:
     assert all(parameter.grad is None for parameter in pair.ours.parameters())
 
 
+def test_state_that_the_first_step_makes_is_gathered_once_and_loaded_state_is_not() -> None:
+    pair = Pair()
+    pair.train_all(batches(5))
+    first = {id(value) for state in pair.own.state.values() for value in state.values()}
+    assert [{id(tensor) for tensor in each} for each in pair.recorder.gathered if each] == [first]
+    pair.own.load_state_dict(copy.deepcopy(pair.own.state_dict()))
+    pair.other.load_state_dict(copy.deepcopy(pair.other.state_dict()))
+    pair.train_all(batches(3))
+    assert sum(map(bool, pair.recorder.gathered)) == 1
+
+
 def test_losses_are_tensors_of_their_own() -> None:
     pair = Pair()
     losses = [pair.step(batch) for batch in batches(6)]

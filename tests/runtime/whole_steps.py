@@ -15,11 +15,19 @@ from tests.runtime.made_up_device import MadeUpDevice, kept
 
 
 class Recorder(MadeUpDevice):
-    """A device whose captures put back model and optimizer, and not what is drawn on the host."""
+    """A device whose captures put back model and optimizer, and not what is drawn on the host.
+
+    Attributes:
+        gathered: what it was asked to gather, call by call.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
         self._model, self._optimizer = model, optimizer
+        self.gathered: list[list[Tensor]] = []
+
+    def gather(self, tensors: Iterable[Tensor]) -> None:
+        self.gathered.append(list(tensors))
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:

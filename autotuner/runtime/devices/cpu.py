@@ -85,6 +85,9 @@ class CpuRuntime:
     def draws_again(self, noted: Tensor) -> AbstractContextManager[None]:
         return in_state(torch.default_generator, noted)
 
+    def gather(self, tensors: Iterable[Tensor]) -> None:
+        pass
+
     def room_bytes(self) -> None:
         return None
 

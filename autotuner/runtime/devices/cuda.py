@@ -28,8 +28,14 @@ _NOTES: dict[int, list[tuple[torch.Generator, torch.Generator]]] = {}
 """By device: states for numbers that are drawn twice, in the graph that is captured."""
 APART = 40
 """Bits of the offsets between such states, so that none of them reaches the next."""
+BLOCK_BYTES = 512
+"""Of the allocator's blocks, which are multiples of it."""
+PIECE_BYTES = 64 << 20
+"""Of tensors that move together."""
 PAGE_BYTES = 4096
 """Of the host's memory, which is locked in pages."""
+SHARED_POOL = (0, 0)
+"""Of the allocator: memory that is no graph's."""
 HIGH, LOW = -1, 0
 """Priorities of streams. The steps on no branch go first where both have work for the device."""
 
@@ -219,6 +225,22 @@ class CudaRuntime:
     def link(self) -> "CudaLink":
         return CudaLink(self.device)
 
+    def gather(self, tensors: Iterable[Tensor]) -> None:
+        own = [
+            each for each in tensors if each.device == self.device and each.untyped_storage().nbytes() == each.nbytes
+        ]
+        pool = torch.cuda.MemPool()
+        with self.guard(), torch.no_grad(), suppress(torch.OutOfMemoryError):
+            for piece in _pieces(own):
+                with torch.cuda.use_mem_pool(pool, self.device):
+                    # The allocator cuts what follows from a block of this size, and leaves nothing between.
+                    torch.empty(sum(-(-each.nbytes // BLOCK_BYTES) * BLOCK_BYTES for each in piece),
+                                dtype=torch.uint8, device=self.device)  # fmt: skip
+                    moved = [each.clone() for each in piece]
+                for tensor, value in zip(piece, moved, strict=True):
+                    tensor.data = value
+            torch.cuda.empty_cache()
+
     def room_bytes(self) -> int:
         free_bytes, all_bytes = torch.cuda.mem_get_info(self.index)
         share = torch.cuda.get_per_process_memory_fraction(self.index)
@@ -237,8 +259,12 @@ class CudaMeter:
         self._index, self._reserved = index, 0
         self._laps: list[int] = []
         torch.cuda.empty_cache()
-        # What is still held and not allocated belongs to graphs, whose replays write there.
-        self.others_bytes = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+        # What a pool holds and has not given out belongs to graphs, whose replays write there.
+        self.others_bytes = sum(
+            segment["total_size"] - segment["allocated_size"]
+            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            if segment["device"] == index and segment["segment_pool_id"] != SHARED_POOL
+        )
         torch.cuda.reset_peak_memory_stats(index)
 
     def lap(self) -> None:
@@ -249,6 +275,18 @@ class CudaMeter:
     def stop(self) -> tuple[list[int], int]:
         self.lap()
         return self._laps, self._reserved - self.others_bytes
+
+
+def _pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors by their size, some at a time: all of them together would be there twice while they move."""
+    piece: list[Tensor] = []
+    for tensor in sorted(tensors, key=lambda each: -each.nbytes):
+        piece.append(tensor)
+        if sum(each.nbytes for each in piece) >= PIECE_BYTES:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,13 @@ class DeviceRuntime(Protocol):
     def link(self) -> HostLink:
         """Return a link between the host and this device."""
 
+    def gather(self, tensors: Iterable[Tensor]) -> None:
+        """Move the values of tensors to memory apart from all else; each stays the same tensor, at another address.
+
+        A tensor that stays keeps the whole piece from being given back that the allocator has cut it from. So what is
+        made on the way, and stays, is gathered. One that shares its memory with another stays where it is.
+        """
+
     def room_bytes(self) -> int | None:
         """Return the bytes of the device that torch has or could have; None where it has no memory of its own."""
 
