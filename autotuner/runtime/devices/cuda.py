@@ -30,6 +30,8 @@ APART = 40
 """Bits of the offsets between such states, so that none of them reaches the next."""
 BLOCK_BYTES = 512
 """Of the allocator's blocks, which are multiples of it."""
+SMALL_BYTES = 1 << 20
+"""Of tensors that the allocator has in pieces of their own, at most."""
 PIECE_BYTES = 64 << 20
 """Of tensors that move together."""
 PAGE_BYTES = 4096
@@ -232,10 +234,12 @@ class CudaRuntime:
         pool = torch.cuda.MemPool()
         with self.guard(), torch.no_grad(), suppress(torch.OutOfMemoryError):
             for piece in _pieces(own):
+                torch.cuda.empty_cache()
+                large = [each.nbytes for each in piece if each.nbytes > SMALL_BYTES]
+                whole = sum(-(-count // BLOCK_BYTES) * BLOCK_BYTES for count in large)
                 with torch.cuda.use_mem_pool(pool, self.device):
                     # The allocator cuts what follows from a block of this size, and leaves nothing between.
-                    torch.empty(sum(-(-each.nbytes // BLOCK_BYTES) * BLOCK_BYTES for each in piece),
-                                dtype=torch.uint8, device=self.device)  # fmt: skip
+                    torch.empty(whole, dtype=torch.uint8, device=self.device)
                     moved = [each.clone() for each in piece]
                 for tensor, value in zip(piece, moved, strict=True):
                     tensor.data = value
@@ -278,9 +282,9 @@ class CudaMeter:
 
 
 def _pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors by their size, some at a time: all of them together would be there twice while they move."""
+    """Yield tensors as they lie, some at a time: all of them together would be there twice while they move."""
     piece: list[Tensor] = []
-    for tensor in sorted(tensors, key=lambda each: -each.nbytes):
+    for tensor in sorted(tensors, key=lambda each: each.data_ptr()):
         piece.append(tensor)
         if sum(each.nbytes for each in piece) >= PIECE_BYTES:
             yield piece
