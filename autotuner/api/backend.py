@@ -305,11 +305,14 @@ def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] 
         from torch import _TorchCompileInductorWrapper
         from torch._inductor import config
 
-        from autotuner.runtime.capture.embedding_gradients import OPTION, EmbeddingGradients
+        from autotuner.runtime.capture import embedding_gradients, kept_between
 
         options = dict(inductor or {})
-        if getattr(config, OPTION) is None:
-            options.setdefault(OPTION, EmbeddingGradients())
+        passes = {
+            embedding_gradients.OPTION: embedding_gradients.EmbeddingGradients(),
+            kept_between.OPTION: kept_between.KeptBetween(),
+        }
+        options = {name: own for name, own in passes.items() if getattr(config, name) is None} | options
         wrapper: Callable[..., Any] = _TorchCompileInductorWrapper(  # type: ignore[no-untyped-call]
             mode or "default", options, None
         )

@@ -67,8 +67,11 @@ class Pool:
             self._sort()
             found = self._taken(scratch)
             self.made += found is None
-        self._settle()
-        workspace = Workspace(*self._arguments, scratch) if found is None else found
+        try:
+            # Before what was given back meanwhile lets go of its memory, which a new one would take.
+            workspace = Workspace(*self._arguments, scratch, shares=True) if found is None else found
+        finally:
+            self._settle()
         workspace.skips_kernels = self.skips_kernels
         return workspace
 
@@ -81,7 +84,7 @@ class Pool:
             return None
         self._idle = [workspace for workspace in self._idle if workspace.scratch is None or workspace.scratch.is_open]
         for place, workspace in reversed([*enumerate(self._idle)]):
-            if workspace.scratch is scratch:
+            if workspace.scratch is scratch and workspace.is_taken():
                 return self._idle.pop(place)
         return None
 
@@ -110,6 +113,7 @@ class Pool:
                 if not workspace.is_gone:
                     self._in_capture.append(workspace)
             elif sum(idle.scratch is workspace.scratch for idle in self._idle) < IDLE_WORKSPACES:
+                workspace.rest()
                 self._idle.append(workspace)
 
 

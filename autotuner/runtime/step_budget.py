@@ -298,7 +298,7 @@ class StepBudget:
 
     @property
     def _beside_bytes(self) -> int:
-        """What the allocator holds beside what it has given out, and what steps were above their predictions."""
+        """Bytes that the allocator holds beside what it has given out, and what steps were above their predictions."""
         return max(0, self.budget_bytes - int(self._limit))
 
     def _choose(self) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from autotuner.plan.memory_planner import MemoryPlan, Place, Ports
 from autotuner.runtime.arena import Arena
+from autotuner.runtime.arena_memory import ArenaMemory
 from autotuner.runtime.built_steps import BuiltSteps
 from autotuner.runtime.devices import Run, device_runtime
 from autotuner.runtime.graphs import CallSequence, Graphs, StreamOrder, Switch
@@ -60,6 +61,8 @@ class Workspace:
         device: torch.device = CPU,
         graphs: Switch | None = None,
         scratch: Scratch | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         """Allocate and build.
 
@@ -70,6 +73,7 @@ class Workspace:
             graphs: whether calls become graphs, where the device has any; None for no.
             scratch: shared with other workspaces, for what one phase makes and reads itself; None for its own. That of
                 one step is for workspaces that give their memory back.
+            shares: whether the arena may have memory of other workspaces, which are not in use; see `arena_memory`.
         """
         self.plan, self.ports, self.device = plan, ports, device
         self.runtime = device_runtime(device)
@@ -78,9 +82,11 @@ class Workspace:
         self.scratch = scratch
         self.in_capture = self.skips_kernels = self.is_gone = False
         self._consumed = True
+        self._shared: ArenaMemory | None = None
         with torch.inference_mode(False), torch.no_grad(), self._turn():
             self.gives_back = self.in_capture or (scratch is not None and scratch.is_of_one_step)
-            self.arena = Arena(plan, device, scratch)
+            self.arena = Arena(plan, device, scratch, self._order if shares and not self.gives_back else None)
+            self._shared = self.arena.memory
             self.parameters = ParameterCopies(self.arena, parameters)
             self._shown = ShownTensors(plan, ports.shown, device)
             read = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
@@ -90,6 +96,14 @@ class Workspace:
             self._inputs = Stages(self.arena, ports.inputs, "")
             self._given = Stages(self.arena, ports.given, "grad_")
         self.outputs = OutputSets(self.arena, self.steps, ports, self.runtime)
+
+    def is_taken(self) -> bool:
+        """Take the arena's memory in use again, and say whether that is so: not where another workspace has it."""
+        return self.arena.is_taken()
+
+    def rest(self) -> None:
+        """Leave the arena's memory to other workspaces for now; not where a caller's graph writes there."""
+        self.arena.hold = None
 
     @property
     def state(self) -> Tensor:
@@ -251,12 +265,14 @@ class Workspace:
             else:
                 if self.scratch is not None:
                     self.scratch.turn(self.runtime)
+                if self._shared is not None and self._shared.order is not None:
+                    self._shared.order.turn(self.runtime, (self._shared.tensor,))
                 self._order.turn(self.runtime, self._memory())
             yield
 
     def _memory(self) -> Iterator[Tensor]:
         """Yield a tensor of each storage that was allocated here."""
-        yield from self.arena.memory()
+        yield from self.arena.parts()
         yield from self.parameters.bases.values()
         yield from self._shown.memory()
         yield from self._inputs.memory()

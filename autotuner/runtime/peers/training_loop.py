@@ -7,6 +7,7 @@ from torch import nn
 
 from autotuner.measure.devices import device_of
 from autotuner.measure.race import interval
+from autotuner.runtime.arena_memory import apart
 from autotuner.runtime.model_module import ModelModule
 from autotuner.runtime.module import TunedModule
 from autotuner.runtime.peers.sides import StepCall
@@ -57,8 +58,9 @@ class TrainingLoop:
         """Return the most bytes that a step has allocated at any time; see the function of this name."""
 
         def steps() -> None:
-            for _ in range(RECORDED_STEPS):
-                self.step()
+            with apart():
+                for _ in range(RECORDED_STEPS):
+                    self.step()
 
         self.step()  # what is compiled is compiled here
         self.renew()

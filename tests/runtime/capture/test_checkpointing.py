@@ -24,6 +24,8 @@ from torch.utils.checkpoint import (
 )
 
 import autotuner
+from autotuner.runtime import arena_memory
+from autotuner.runtime.arena_memory import apart
 from tests.runtime.capture.known import Compilation, Known, assert_equal, assert_is_slope, gradients
 from tests.runtime.capture.test_backend import Adapted, inputs, loss_on, stored
 from tests.runtime.capture.test_models import LAYERS, bert, llama, loss_of
@@ -89,6 +91,21 @@ def test_a_checkpoint_inside_of_a_model_runs_tuned_regions_as_often_as_it_says(c
     compilation = Compilation(drawing, compiler=compiler)
     assert_is_slope(lambda: loss_on(x)(compilation.model), drawing.get_parameter("stages.0.0.up.weight"))
     assert [region.calls for region in compilation.regions] == [runs + 2] * 4
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_regions_of_checkpoints_one_behind_the_other_have_the_memory_of_one_checkpoint(p: float) -> None:
+    """Backward begins with the forward of the last checkpoint, from what the one before has handed on."""
+    model, x = Inside(stages(4, p=p), {"use_reentrant": False}), inputs(2, 3).double().requires_grad_()
+    wanted = gradients(model, loss_on(x))
+    with apart():
+        compilation = Compilation(model, compiler="inductor")
+        for _ in range(STEPS):
+            found = gradients(model, loss_on(x), compilation.model)
+            if not p:
+                assert_equal(found, wanted, EXACT)
+        assert len(arena_memory._MADE.memories) == 2
+    assert [region.calls for region in compilation.regions] == [2 * STEPS] * 8
 
 
 @pytest.mark.parametrize("name", ["reentrant", "policy", "list"])
