@@ -110,11 +110,15 @@ class InfeasibleError(AutotunerError):
 
 
 class BudgetError(InfeasibleError):
-    """Assignments exist, but each needs more bytes than the budget; `least_bytes` is what suffices for one."""
+    """Assignments exist, but each needs more bytes than the budget; `least_bytes` is what suffices for one.
 
-    def __init__(self, message: str, least_bytes: int) -> None:
+    Args:
+        is_proven: False where none that fits was found in time, and there may be one.
+    """
+
+    def __init__(self, message: str, least_bytes: int, *, is_proven: bool = True) -> None:
         super().__init__(message)
-        self.least_bytes = least_bytes
+        self.least_bytes, self.is_proven = least_bytes, is_proven
 
 
 class MeasureError(AutotunerError):

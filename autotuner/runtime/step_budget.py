@@ -230,15 +230,15 @@ class StepBudget:
         """Return what a step would take under other budgets, from the least on; each is faster than the one before.
 
         Args:
-            points: budgets that are looked at, evenly between the least and what the fastest ways need.
+            points: budgets that are looked at beside the least, evenly up to what the fastest ways need.
         """
         log = self._lean
         if log is None or not log.order:
             return ()
         least, most = log.peak_bytes, log.predicted_bytes({region: region.fastest for region in log.order})
         found = [{region: region.leanest for region in log.order}]
-        for number in range(points):
-            limit = least + (most - least) * (number + 1) / points
+        for number in range(points + 1):
+            limit = least + (most - least) * number / points
             places = fastest_ways(log.options(), log.room(limit))
             if places is not None:
                 found.append({region: region.ways[at] for region, at in zip(log.order, places, strict=True)})

@@ -221,10 +221,11 @@ class BudgetSearch:
         if plan.held_bytes <= self.budget_bytes:
             return plan
         # What is not proven was cut off by the limit.
+        is_proven = proven or not ready.limits.over
         found = f"no assignment fits in {self.budget_bytes:,} bytes; the least that one needs is"
-        if not proven and ready.limits.over:
+        if not is_proven:
             found = f"no assignment was found in time that fits in {self.budget_bytes:,} bytes; the leanest found needs"
-        raise BudgetError(f"{found} {plan.held_bytes:,} bytes", plan.held_bytes)
+        raise BudgetError(f"{found} {plan.held_bytes:,} bytes", plan.held_bytes, is_proven=is_proven)
 
     @property
     def limits(self) -> SolverLimits:

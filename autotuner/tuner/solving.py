@@ -1,7 +1,7 @@
 """Solving of a measured space: the fastest plan, or the fastest whose simulated peak of memory fits a budget."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf, sqrt
@@ -19,13 +19,13 @@ from autotuner.solve.problem import Problem, Solution
 from autotuner.solve.problem.formulate import Formulation, SpaceProblem, formulate, solve_in_order
 from autotuner.solve.problem.ordering import CircleError
 from autotuner.space import Space
+from autotuner.tuner.peak_search import PeakSearch
 from autotuner.tuner.steps import steps_of
 
-# Plans that are simulated before the best one that fitted is taken; each takes a solution, of seconds.
-ROUNDS = 6
-SOLVE_LIMIT_S = 20.0
-# A plan that is proven to be so near to the fastest is good enough: proving the rest takes most of the time.
+BUDGET_LIMIT_S = 60.0
+"""The search within a budget takes the best plan that it has found by then."""
 EPSILON = 1e-3
+"""A leaner plan that is proven to be so near to the fastest within a budget is good enough."""
 
 LEAN_BYTES = 32 << 20
 """That a plan leaves, below which it is not worth looking for one that leaves less."""
@@ -75,14 +75,11 @@ def solved(
     is_plain = solver == "exact" and budget_bytes is None
     if is_plain and unpriced.solved is not None and unpriced.solved[0].costs_us == costs_us:
         return unpriced.solved
+    if budget_bytes is not None:
+        return within_budget(unpriced, known, budget_bytes, ends_at)
     problem = unpriced.priced(costs_us)
 
-    def peak_bytes(solution: Solution) -> int:
-        return step_memory(space, steps_of(problem, solution, known), known).peak_bytes
-
     def solve(each: Formulation) -> Solution:
-        if budget_bytes is not None:
-            return within_budget(each.problem, each.base_bytes, budget_bytes, peak_bytes, ends_at)
         if solver == "exact" and ends_at is not None:
             return exact(each.problem, time_limit_s=seconds_until(ends_at))
         return SOLVERS[solver](each.problem)
@@ -121,58 +118,60 @@ def seconds_until(ends_at: float | None) -> float:
 
 
 def within_budget(
-    problem: Problem,
-    base_bytes: int,
-    budget_bytes: int,
-    peak_bytes: Callable[[Solution], int],
-    ends_at: float | None = None,
-) -> Solution:
-    """Return the fastest plan found whose peak fits, with a bound below which no plan that fits lies.
-
-    What a plan holds between forward and backward is live at one moment, with all that the caller is handed: so no plan
-    holds more than the budget leaves. The fastest plan within that bound is simulated; where its true peak is too high,
-    one that holds less is taken, until one fits, and then ones in between.
+    unpriced: SpaceProblem, known: Mapping[str, Measurement], budget_bytes: int, ends_at: float | None = None
+) -> tuple[Formulation, Solution]:
+    """Return the fastest plan found whose simulated peak fits, with a bound below which no plan that fits lies.
 
     Args:
-        problem: its rows say what they hold; what they need while they run is left to the simulation.
-        base_bytes: what every plan needs beside.
+        unpriced: the space's problem.
+        known: what was measured, by call key.
         budget_bytes: of the peak.
-        peak_bytes: simulates a solution.
-        ends_at: when to take the best plan that fits, by `time.monotonic`; None for after some rounds.
+        ends_at: when to take the best plan that fits, by `time.monotonic`; at the latest after `BUDGET_LIMIT_S`.
 
     Returns:
-        A solution; its `lower_bound_us` is proven, within `EPSILON` of the total where the first plan fitted.
+        What was solved, and its solution: proven for small problems, and else as far as `PeakSearch` comes.
 
     Raises:
-        BudgetError: no plan fits; the message says what the least budget is, as far as it is known.
+        BudgetError: no plan fits, or none was found; the message says what the leanest one needs.
         InfeasibleError: the factors contradict each other.
     """
-    first = exact(problem, time_limit_s=None if ends_at is None else seconds_until(ends_at))
-    if peak_bytes(first) <= budget_bytes:
-        return first
-    search = _BudgetSearch(problem, budget_bytes, peak_bytes, inf if ends_at is None else ends_at)
-    try:
-        loosest = search.solved(max(0, budget_bytes - base_bytes))
-    except BudgetError as error:
-        smallest = search.solved(error.least_bytes)
-        raise _too_small(budget_bytes, peak_bytes(smallest)) from None
-    bound_us = loosest.lower_bound_us
-    least, most = 0, loosest.held_bytes
-    limit = most - (search.peaks[-1] - budget_bytes)
-    while search.rounds < ROUNDS and least < most and search.best is not loosest and not search.is_over:
-        try:
-            found = search.solved(max(limit, least))
-        except BudgetError as error:
-            least = error.least_bytes
-        else:
-            if search.peaks[-1] <= budget_bytes:
-                least = max(limit, found.held_bytes)
-            else:
-                most = found.held_bytes - 1
-        limit = (least + most) // 2
+
+    def simulate(formulation: Formulation, solution: Solution) -> StepMemory:
+        return step_memory(unpriced.space, steps_of(formulation, solution, known), known)
+
+    latest = monotonic() + BUDGET_LIMIT_S
+    search = PeakSearch(unpriced, known, simulate, latest if ends_at is None else min(ends_at, latest))
+    search.run(budget_bytes)
+    bound_us, is_proven = search.bound_us, search.is_proven
     if search.best is None:
-        raise _too_small(budget_bytes, min(search.peaks))
-    return replace(search.best, lower_bound_us=min(bound_us, search.best.total_us), solver="budgeted")
+        search.look_for_leaner()
+    best = search.best
+    if best is None:
+        raise _too_small(search, budget_bytes, is_proven=is_proven)
+    found = best.solution
+    return best.formulation, replace(found, lower_bound_us=min(bound_us, found.total_us))
+
+
+def _too_small(search: PeakSearch, budget_bytes: int, *, is_proven: bool) -> BudgetError:
+    """Return the error that no plan fits, with the leanest plan found; that of a small problem is searched for."""
+    within, is_least = budget_bytes, is_proven and budget_bytes + 1 >= search.leanest.peak_bytes
+    while search.is_small and within < search.leanest.peak_bytes - 1 and not search.is_late:
+        within = int(search.leanest.peak_bytes) - 1
+        search.run(within, any_plan=True)
+        is_least = search.best is None and search.is_proven
+    needs = search.leanest.needs
+    assert needs is not None
+    most = needs.peak_bytes
+    proof = ", and none needs less" if is_least else ""
+    return BudgetError(
+        f"no plan fits into {budget_bytes:,} bytes: the smallest that was found needs {most:,} bytes beside parameters "
+        f"and inputs{proof}. {needs.outputs_bytes:,} are for the output and gradients, {needs.arena_bytes:,} for "
+        "copies of inputs and all else that is live at one time "
+        f"({needs.held_bytes:,} are kept from forward to backward), and {needs.workspace_bytes:,} for the workspace of "
+        f"a kernel; ask for {most:,} or more",
+        most,
+        is_proven=is_proven,
+    )
 
 
 def leaner_that_run(
@@ -305,38 +304,3 @@ def spread(plans: Sequence[Solution], behind: Solution) -> list[Solution]:
             chosen.append(plan)
             last_bytes = plan.held_bytes
     return chosen if len(chosen) <= LEANER_MAX else [*chosen[: LEANER_MAX - 1], chosen[-1]]
-
-
-class _BudgetSearch:
-    """Plans within limits of what is held, each simulated; the fastest that fits is kept."""
-
-    def __init__(
-        self, problem: Problem, budget_bytes: int, peak_bytes: Callable[[Solution], int], ends_at: float
-    ) -> None:
-        self._problem, self._budget_bytes, self._peak_bytes, self._ends_at = problem, budget_bytes, peak_bytes, ends_at
-        self.peaks: list[int] = []
-        self.best: Solution | None = None
-
-    @property
-    def rounds(self) -> int:
-        return len(self.peaks)
-
-    @property
-    def is_over(self) -> bool:
-        return self.best is not None and monotonic() >= self._ends_at
-
-    def solved(self, held_bytes: int) -> Solution:
-        limit_s = min(SOLVE_LIMIT_S, seconds_until(self._ends_at))
-        found = budgeted(self._problem, held_bytes, time_limit_s=limit_s, epsilon=EPSILON)
-        self.peaks.append(self._peak_bytes(found))
-        if self.peaks[-1] <= self._budget_bytes and (self.best is None or found.total_us < self.best.total_us):
-            self.best = found
-        return found
-
-
-def _too_small(budget_bytes: int, least_bytes: int) -> BudgetError:
-    return BudgetError(
-        f"no plan fits into {budget_bytes:,} bytes: the smallest that was found needs {least_bytes:,} bytes beside "
-        "parameters and inputs; ask for that or more",
-        least_bytes,
-    )

@@ -86,8 +86,9 @@ class _StepBuilder:
         if form != held.form:
             conversion = self._formulation.conversions[name, held.form, form]
             source, _ = self._late[name, held.form]
-            # Another name only where forward has the same: most conversions for backward are made once.
-            target = AGAIN + name if (source, form) in self._made else source
+            # Another name only where forward has the same, or is still to have it: most conversions are made once.
+            is_other = (source, form) in self._made or (name, form) in self._left
+            target = AGAIN + name if is_other else source
             self._late[name, form] = (target, form)
             yield self._conversion(conversion, (source, held.form), (target, form), "backward")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotuner.api.backend import COMPILED
-from autotuner.errors import BudgetError, InputError
+from autotuner.errors import InputError
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.formats import Numerics
 from autotuner.ir.models import Model
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_garbage")]
 
 LAYER = {"b": 4, "l": 64, "h": 64, "n": 2, "p": 32, "f": 256}
 LEANER = 0.8
-"""Of the fastest plan's peak: a budget that no exact plan keeps to."""
+"""Of the fastest plan's peak: a budget within which exact plans are slower."""
 
 
 def tuned(of: Model, numerics: Numerics, budget_bytes: int | None = None) -> Configuration:
@@ -49,12 +49,12 @@ def under(share: float, dtype: str = "float64") -> Configuration:
     return tuned(of, "8-bit", int(share * memory.peak_bytes))
 
 
-def test_a_budget_that_no_exact_plan_keeps_to_is_kept_in_8_bits_where_they_are_allowed() -> None:
+def test_within_a_budget_8_bits_are_taken_where_exact_plans_are_slower() -> None:
     found = under(LEANER)
     assert found.memory is not None
     assert found.memory.budget_bytes is not None
-    with pytest.raises(BudgetError, match="no plan fits into"):
-        tuned(found.model, "exact", found.memory.budget_bytes)
+    exact = tuned(found.model, "exact", found.memory.budget_bytes)
+    assert found.certificate.predicted_us < exact.certificate.predicted_us
     assert found.narrow
     assert found.memory.peak_bytes <= found.memory.budget_bytes
     graph = found.graph()

@@ -49,7 +49,7 @@ class Leaner(Known):
             space = build_space(graph, FEW, saving=True)
             lean = build_configuration(
                 model, space, times(space.calls), HERE, {}, policy=UNEXPLAINED,
-                budget_bytes=int(0.95 * whole.memory.peak_bytes),
+                budget_bytes=int(0.93 * whole.memory.peak_bytes),
             )  # fmt: skip
             assert lean.memory is not None
             assert lean.memory.held_bytes < 0.9 * whole.memory.held_bytes
@@ -61,6 +61,7 @@ class Leaner(Known):
 @pytest.fixture(autouse=True)
 def known_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("autotuner.api.backend._knowledge", lambda _: Leaner())
+    monkeypatch.setattr("autotuner.tuner.peak_search.CALLS", (4, 4))  # a lean plan is enough, not the best one
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

@@ -1,7 +1,7 @@
 """Outputs that are kept between checkpoints, in a graph that Inductor compiles.
 
-Torch keeps what one checkpoint makes and the next one reads, but not where an operator has several results, as a
-region's has. Backward would begin with the forward of all layers, one behind the other, and hold what all of them leave.
+Torch keeps what one checkpoint makes and the next one reads, but not where an operator has several results, as that of
+a region has. Backward would begin with the forward of all layers then, and hold what all of them leave.
 """
 
 import hashlib

@@ -219,6 +219,15 @@ class SpaceProblem:
         )
         return Formulation(problem, structure, choices, conversions, costs_us)
 
+    def least_of(self, by_key: Mapping[str, int]) -> dict[State, int]:
+        """Return for each state of operators the least of its choices' numbers, which are given by call key."""
+        found: dict[State, int] = {}
+        for state, choice in self._stated:
+            number = by_key.get(choice.call.key)
+            if number is not None:
+                found[state] = min(number, found.get(state, number))
+        return found
+
     def _structure(self, offered: Offered) -> Structure:
         """Return the structure of what is offered: the one that was built last, where only the fastest calls differ."""
         if self._built is None or not self._built.offered.is_alike(offered):
