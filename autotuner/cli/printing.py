@@ -13,8 +13,9 @@ from autotuner.plan.phrases import plain
 if TYPE_CHECKING:
     from autotuner.ir.models.schema import Definition
     from autotuner.measure.devices import Device
-    from autotuner.plan.configuration import Configuration, Measured
+    from autotuner.plan.configuration import Configuration
     from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
+    from autotuner.plan.parts import Measured
     from autotuner.runtime import CheckReport
     from autotuner.solve.problem import Solution
 

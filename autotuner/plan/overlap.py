@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from autotuner.ir.graph import Graph
 from autotuner.ir.kinds import kind_of
-from autotuner.plan.configuration import Configuration, Overlap
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import make_plan, memory
+from autotuner.plan.parts import Overlap
 from autotuner.plan.step import Branches, Step, sources_of
 
 LEAST_SLACK_SHARE = 1e-3

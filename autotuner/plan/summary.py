@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from autotuner.ir.cost import reduction
 from autotuner.ir.records import STATUSES
-from autotuner.plan.configuration import Certificate, Configuration, Fusion, Measured
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import PlanExplanation
+from autotuner.plan.parts import Certificate, Fusion, Measured
 from autotuner.plan.phrases import (
     MISSING,
     ON_A_BUSY_DEVICE,

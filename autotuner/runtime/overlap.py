@@ -14,9 +14,10 @@ import torch
 
 from autotuner.ir.device import has_graphs
 from autotuner.measure.race import interval
-from autotuner.plan.configuration import Configuration, Overlap
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Schedule
 from autotuner.plan.overlap import chosen_overlap, exceeds_budget, proposed_branches, with_overlap
+from autotuner.plan.parts import Overlap
 from autotuner.plan.step import Branches
 from autotuner.runtime.branching import BranchingCalls
 from autotuner.runtime.devices import Run, device_runtime

@@ -12,7 +12,8 @@ from autotuner.ir.cost import fused_bytes, moved_bytes
 from autotuner.ir.formats import Numerics
 from autotuner.ir.models import Model
 from autotuner.ir.records import Environment, Measurement
-from autotuner.plan.configuration import Certificate, Configuration, Fusion, LeanerPlan, Memory
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Certificate, Fusion, LeanerPlan, Memory
 from autotuner.plan.step import Alternative, Step, tensor_of
 from autotuner.settings import package_version
 from autotuner.solve import SOLVERS

@@ -9,8 +9,8 @@ from time import monotonic
 
 from autotuner.errors import BudgetError, InfeasibleError, ProblemError
 from autotuner.ir.records import Measurement
-from autotuner.plan.configuration import LEAN_SHARE, OF_FASTEST
 from autotuner.plan.memory_planner import StepMemory, memory, plan_steps
+from autotuner.plan.parts import LEAN_SHARE, OF_FASTEST
 from autotuner.plan.step import Step
 from autotuner.solve import SOLVERS, budgeted, exact
 from autotuner.solve.lagrangian_dual import BudgetPlan, lagrangian_dual

@@ -18,7 +18,8 @@ from torch import nn
 from autotuner.ir.device import CUDA
 from autotuner.ir.models import Model
 from autotuner.measure.devices.nvml import Nvml, cuda_uuid
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Measured
 from autotuner.runtime import apply
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.peers import as_measured

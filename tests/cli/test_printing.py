@@ -9,7 +9,8 @@ import pytest
 from autotuner.cli import console, printing, progress
 from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Measured
 from autotuner.server.wire.responses import STAGES
 from autotuner.solve.problem import Solution
 from autotuner.tuner import Progress

@@ -15,16 +15,9 @@ from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
 from autotuner.ir.records import Doubt
-from autotuner.plan.configuration import (
-    Configuration,
-    Measured,
-    Memory,
-    Overlap,
-    json_schema,
-    load_configuration,
-    save_configuration,
-)
+from autotuner.plan.configuration import Configuration, json_schema, load_configuration, save_configuration
 from autotuner.plan.document import read
+from autotuner.plan.parts import Measured, Memory, Overlap
 from autotuner.tuner import TuningPolicy, build_configuration, solving
 from tests.frozen.golden import FROZEN, RECORDINGS, assert_same, golden, write_golden
 from tests.made_up import small_model

@@ -7,7 +7,8 @@ takes 2 us. The bound is 40 us.
 from dataclasses import replace
 
 from autotuner.ir.models import Model
-from autotuner.plan.configuration import Configuration, Fusion, Measured, Memory
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Fusion, Measured, Memory
 from autotuner.plan.step import Alternative, Step
 from tests.made_up import made_up_configuration
 

@@ -10,15 +10,8 @@ import jsonschema
 import pytest
 
 from autotuner.errors import ConfigurationError
-from autotuner.plan.configuration import (
-    SCHEMA,
-    Configuration,
-    Measured,
-    Overlap,
-    json_schema,
-    load_configuration,
-    save_configuration,
-)
+from autotuner.plan.configuration import SCHEMA, Configuration, json_schema, load_configuration, save_configuration
+from autotuner.plan.parts import Measured, Overlap
 from tests.made_up import made_up_configuration, small_model
 from tests.plan.explained import explained_configuration, with_again
 

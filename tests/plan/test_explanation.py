@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autotuner.errors import NotFoundError
-from autotuner.plan.configuration import Configuration, Fusion, Overlap
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import explain_operator, explain_plan, explain_tensor, weigh
+from autotuner.plan.parts import Fusion, Overlap
 from autotuner.plan.phrases import binary
 from autotuner.plan.step import Alternative
 from tests.made_up import small_model

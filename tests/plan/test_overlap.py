@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from autotuner.plan.configuration import Configuration, Memory, Overlap
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.overlap import chosen_overlap, exceeds_budget, proposed_branches, slack_us, with_overlap
+from autotuner.plan.parts import Memory, Overlap
 from autotuner.plan.step import Branches, Step, sources_of
 from tests.runtime.plans import WITH_DROPOUT, configuration, model
 

@@ -6,9 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-from autotuner.plan.configuration import Configuration, Overlap
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Schedule
 from autotuner.plan.overlap import slack_us
+from autotuner.plan.parts import Overlap
 from autotuner.plan.step import Branches
 from autotuner.runtime import TunedModule, with_measured_overlap
 from autotuner.runtime.branching import BranchingCalls

@@ -18,7 +18,8 @@ from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
 from autotuner.ir.records import canonical_json
 from autotuner.measure.devices.cpu_sampling import AllocationCount
-from autotuner.plan.configuration import Configuration, LeanerPlan
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import LeanerPlan
 from autotuner.runtime.step_budget import StepBudget, StepNeeds
 from autotuner.runtime.whole_step import WholeStep
 from autotuner.space import build_space

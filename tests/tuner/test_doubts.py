@@ -13,7 +13,8 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import NO_COMPILER, Call, Mark, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.measure.roofline import Ladder, Roofline
-from autotuner.plan.configuration import Configuration, Measured, load_configuration, save_configuration
+from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
+from autotuner.plan.parts import Measured
 from autotuner.plan.request import Request
 from autotuner.settings import Limits, TuneOptions
 from autotuner.tuner import request_key

@@ -5,8 +5,9 @@ import pytest
 from autotuner.errors import ProblemError
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.records import Measurement
-from autotuner.plan.configuration import OF_FASTEST, Configuration
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import explain_operator, explain_plan
+from autotuner.plan.parts import OF_FASTEST
 from autotuner.plan.step import AGAIN
 from autotuner.runtime.check import check
 from autotuner.solve import exact

@@ -16,7 +16,8 @@ from autotuner.ir.formats import Numerics
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Measured
 from autotuner.plan.request import Request, family_key
 from autotuner.settings import TuneOptions
 from autotuner.space import build_space

@@ -6,8 +6,9 @@ from typing import Any
 
 from autotuner.errors import NotFoundError
 from autotuner.ir.graph import Graph
-from autotuner.plan.configuration import Configuration, Fusion
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation.alternatives import Price, Weighed, balance_words, computing, conversion_prices, weigh
+from autotuner.plan.parts import Fusion
 from autotuner.plan.phrases import TOLD, call_words, counted, form_words, interval_us, near, some, us
 from autotuner.plan.step import Step, tensor_of
 

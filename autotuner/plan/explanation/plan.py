@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import fsum
 
-from autotuner.plan.configuration import LEAN_SHARE, OF_FASTEST, Certificate, Configuration
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation.alternatives import Price, Weighed, conversion_prices, weigh
+from autotuner.plan.parts import LEAN_SHARE, OF_FASTEST, Certificate
 from autotuner.plan.phrases import TOLD, binary, counted, interval_us, some, us
 
 NOTHING = 1e-9

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autotuner.plan import summary
-from autotuner.plan.configuration import Configuration, Fusion
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import Weighed, explain_plan
 from autotuner.plan.memory_planner import make_plan
+from autotuner.plan.parts import Fusion
 from autotuner.plan.report import shares, steps
 from autotuner.plan.report.diagram import BoxTensor, Flow, Member, StepClass, diagram
 from autotuner.plan.report.shares import ClassShare, Share

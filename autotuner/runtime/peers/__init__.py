@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from autotuner.ir.device import CUDA
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Measured
 from autotuner.runtime.peers.beside_kernels import BesideKernels
 from autotuner.runtime.peers.on_cpu import time_on_cpu
 from autotuner.runtime.peers.on_cuda import CAPTURED, OURS, PLAN, time_on_cuda

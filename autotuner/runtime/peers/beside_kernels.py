@@ -27,7 +27,7 @@ BRIEFS = 7
 
 @dataclass(frozen=True)
 class BesideKernels:
-    """The fields of these names of `autotuner.plan.configuration.Measured`."""
+    """The fields of these names of `autotuner.plan.parts.Measured`."""
 
     overhead_us: float
     switching_us: float = 0.0

@@ -8,9 +8,10 @@ from itertools import combinations, pairwise
 import pytest
 
 from autotuner.errors import ConfigurationError
-from autotuner.plan.configuration import Configuration, Overlap
+from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import MemoryPlan, Schedule, make_plan
 from autotuner.plan.overlap import proposed_branches, slack_us
+from autotuner.plan.parts import Overlap
 from autotuner.plan.step import Branches
 from tests.runtime.plans import WITH_DROPOUT, configuration, model
 

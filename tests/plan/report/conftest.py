@@ -2,7 +2,8 @@
 
 import pytest
 
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Measured
 from autotuner.tuner import build_configuration
 from tests.tuner.conftest import Recorded, recorded, small
 

@@ -9,7 +9,8 @@ import pytest
 from autotuner.errors import ConfigurationError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt, Measurement
-from autotuner.plan.configuration import Configuration, Fusion, Measured
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Fusion, Measured
 from autotuner.plan.report import compare, render, tally
 from autotuner.plan.step import Alternative, Step
 from autotuner.plan.summary import figures

@@ -22,7 +22,8 @@ from autotuner.errors import InputError, TunedWarning
 from autotuner.ir.formats import Numerics
 from autotuner.kernels.torch import programmed
 from autotuner.measure.devices import environment
-from autotuner.plan.configuration import Configuration, Memory
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Memory
 from autotuner.plan.request import family_key
 from autotuner.runtime.framework import encoder_layer
 from tests.runtime.capture.known import Compilation, Known, assert_equal, gradients, planned

@@ -5,7 +5,8 @@ from typing import Any
 from autotuner.database import Database, Job
 from autotuner.ir.models import Model
 from autotuner.measure.devices import environment
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Measured
 from autotuner.plan.request import Request
 from autotuner.server.worker.attending import run_job
 from autotuner.settings import Settings, TuneOptions

@@ -13,7 +13,8 @@ from autotuner.database import Database, Filter
 from autotuner.errors import DeviceError, InfeasibleError, JobStateError
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
-from autotuner.plan.configuration import Configuration, Overlap
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Overlap
 from autotuner.plan.request import Request
 from autotuner.server.worker import ahead, attending, loop, reporting, run, tune_attended
 from autotuner.settings import Limits, Settings

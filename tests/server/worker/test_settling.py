@@ -10,7 +10,8 @@ from autotuner.database import Database
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.measure.lock import Waiting
-from autotuner.plan.configuration import Configuration, Measured
+from autotuner.plan.configuration import Configuration
+from autotuner.plan.parts import Measured
 from autotuner.plan.request import Request
 from autotuner.server.worker import attending, tune_attended
 from autotuner.settings import Settings, TuneOptions
