@@ -10,13 +10,14 @@ from autotuner.runtime.packing.bounds import bounds_of, visible
 from autotuner.runtime.packing.check import check
 from autotuner.runtime.packing.interface import (
     NAME,
+    add_hooks,
     attention_of,
-    bounds_by_positions,
     register,
     remove_hooks,
     set_attention,
 )
 from autotuner.runtime.packing.operator import packed_attention as packed_attention
+from autotuner.runtime.packing.own_modules import reason_unset
 from autotuner.runtime.packing.relative_bias import register_hooks
 
 
@@ -28,8 +29,8 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifte
     are run to check that the model makes of each what it makes of it in a padded batch.
 
     Args:
-        model: of transformers, with attention that can be set, one output for each token, and without an encoder
-            beside its decoder. It is changed in place.
+        model: of transformers, with attention that can be set or is known here (docs/training.md has a table), one
+            output for each token, and without an encoder beside its decoder. It is changed in place.
         multiple: the number of tokens of a batch is filled up to one of this number, so that there are few shapes.
         tokens: the number of tokens of each batch, filled up to it; None for as few as there are.
         shifted_labels: whether the loss of a token is that of the next one's label, as in causal models, so that the
@@ -51,6 +52,11 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifte
         raise InputError(f"{type(model).__name__} has attention to an encoder, which packed does not take")
     if any(hasattr(config, name) for name in ("vision_config", "audio_config", "image_token_id")):
         raise InputError(f"{type(model).__name__} has other inputs than text, which packed does not take")
+    if getattr(config, "output_router_logits", False):
+        raise InputError(
+            f"{type(model).__name__} has output_router_logits in its configuration: its loss that balances experts "
+            "reads attention_mask as one of padding; set it to False"
+        )
     register()
     before = attention_of(model)
     packer = Packer(multiple, tokens, shifted_labels, first=_first_position(model))
@@ -58,13 +64,12 @@ def packed(model: Any, *, multiple: int = 128, tokens: int | None = None, shifte
         register_hooks(model)
         set_attention(model, NAME)
         if attention_of(model).get("") != NAME:
-            raise InputError(f"{type(model).__name__} does not let its attention be set, so it cannot run packed")
+            raise InputError(reason_unset(model))
         found = check(model, before, packer.first)
     except BaseException:
         unpacked_again(model, before)
         raise
-    if bounds_by_positions not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(bounds_by_positions, with_kwargs=True)
+    add_hooks(model)
     if shifted_labels is None:
         packer.shifted = found
     elif found is not None and found != shifted_labels:
@@ -106,7 +111,8 @@ def packed_bounds(positions: Tensor, *, causal: bool = False, window: int | None
 
 def _first_position(model: Any) -> int:
     """Return the position of a first token: models like RoBERTa begin behind the number of their padding."""
+    makers = ("create_position_ids_from_input_ids", "create_position_ids_from_inputs_embeds")
     for module in model.modules():
-        if hasattr(module, "create_position_ids_from_input_ids") and getattr(module, "padding_idx", None) is not None:
+        if any(hasattr(module, name) for name in makers) and getattr(module, "padding_idx", None) is not None:
             return int(module.padding_idx) + 1
     return 0

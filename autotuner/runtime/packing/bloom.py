@@ -6,8 +6,8 @@ Imported only where a model of BLOOM's is packed, since it needs transformers.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel, build_alibi_tensor, dropout_add
+from torch import Tensor
+from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel, dropout_add
 
 from autotuner.runtime.packing.bounds import is_packed
 from autotuner.runtime.packing.interface import attend
@@ -33,26 +33,19 @@ class PackedBloomAttention(BloomAttention):  # type: ignore[misc]
         return dropout_add(self.dense(out.flatten(2)), residual, self.hidden_dropout, self.training), None
 
 
-def alibi_of(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """Return ALiBi as BLOOM makes it; for a packed batch that of distances, (1, heads, 1, distances), in float32."""
-    if not is_packed(mask):
-        found: Tensor = build_alibi_tensor(mask, heads, dtype)
-        return found
-    behind = build_alibi_tensor(torch.ones_like(mask[:, 0, :, 0]), heads, torch.float32)[:, 0]
-    return torch.cat((-behind.flip(1), behind[:, 1:]), 1)[None, :, None]
+class PackedBloomModel(BloomModel):  # type: ignore[misc]
+    """BLOOM's layers, which get ALiBi as a bias of distances where a batch is packed."""
+
+    def build_alibi_tensor(self, attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+        """Return ALiBi as BLOOM makes it; for a packed batch of distances, (1, heads, 1, distances), in float32."""
+        if not is_packed(attention_mask):
+            found: Tensor = super().build_alibi_tensor(attention_mask, num_heads, dtype)
+            return found
+        tokens = torch.ones_like(attention_mask[:, 0, :, 0])
+        behind: Tensor = super().build_alibi_tensor(tokens, num_heads, torch.float32)[:, 0]
+        return torch.cat((-behind.flip(1), behind[:, 1:]), 1)[None, :, None]
 
 
-def set_packed(model: nn.Module, wanted: bool) -> None:
-    """Have a model's attention keep to bounds, or be that of transformers again."""
-    for module in model.modules():
-        if isinstance(module, BloomAttention):
-            module.__class__ = PackedBloomAttention if wanted else BloomAttention
-        elif isinstance(module, BloomModel) and wanted:
-            module.build_alibi_tensor = alibi_of
-        elif isinstance(module, BloomModel):
-            module.__dict__.pop("build_alibi_tensor", None)
-
-
-def is_set(model: nn.Module) -> bool:
-    """Tell whether a model's attention keeps to bounds."""
-    return any(isinstance(module, PackedBloomAttention) for module in model.modules())
+PackedBloomModel.__name__ = BloomModel.__name__  # which a saved configuration names
+CLASSES = {BloomAttention: PackedBloomAttention, BloomModel: PackedBloomModel}
+ATTENDS = True

@@ -1,5 +1,6 @@
 """Checks, on a few tokens, that a packed model makes of each token what it makes of it in a padded batch."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -41,11 +42,17 @@ def check(model: Any, before: dict[str, str], first: int) -> bool | None:
     except InputError:
         raise
     except Exception as error:  # whatever a model raises
-        said = str(error).strip().partition("\n")[0]
-        raise _refusal(model, f"on a few tokens, it raised {type(error).__name__}: {said}") from error
+        raise _refusal(model, _told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    said = str(error).strip().partition("\n")[0]
+    return f"on a few tokens, it raised {type(error).__name__}: {said}"
 
 
 def _checked(model: Any, before: dict[str, str], first: int) -> bool | None:
+    if any(getattr(each, "attn_temperature_tuning", 0) and not each.use_rope for each in model.modules()):
+        raise _refusal(model, "it scales queries by their place in a batch (attn_temperature_tuning)")
     packer = Packer(1, None, False, first)
     batch = _batch(model)
     mask = batch["attention_mask"].bool()
@@ -53,13 +60,19 @@ def _checked(model: Any, before: dict[str, str], first: int) -> bool | None:
     with _attention(model, before):
         padded = _outputs(model, batch)
         shifted, loss = _loss_by_labels(model, batch)
-    if padded[0].shape[:2] != mask.shape or padded[0].dim() < 2:
-        told = f"what it makes is {list(padded[0].shape)} for {list(mask.shape)} tokens"
-        raise _refusal(model, f"{told}: packed, an output of a sequence has no place")
+    for each in padded:
+        if each.shape[:2] != mask.shape:
+            told = f"what it makes is {list(each.shape)} for {list(mask.shape)} tokens"
+            raise _refusal(model, f"{told}: packed, an output of a sequence has no place")
+    if not all(bool(each[mask].isfinite().all()) for each in padded):
+        raise _refusal(model, "what it makes of a padded batch is not finite, so there is nothing to compare with")
     with recorded() as record:
-        found = _outputs(model, tokens)
+        found = _packed_outputs(model, tokens)
     if not record.windows:
         raise _refusal(model, f"its attention does not go through transformers' interface as {NAME}")
+    if record.unbounded:
+        told = ", ".join(sorted({type(module).__name__ for module in record.unbounded}))
+        raise _refusal(model, f"{told} gets another mask than that of the batch")
     _check_windows(model, record.windows)
     others = tokens | {"input_ids": tokens["input_ids"].clone()}
     others["input_ids"][0, : LENGTHS[0]] = tokens["input_ids"][0, : LENGTHS[0]].flip(0) + 1
@@ -71,11 +84,16 @@ def _checked(model: Any, before: dict[str, str], first: int) -> bool | None:
         there, made = wanted[mask], packer.unpacked(mine, mask)[mask]
         worst = float((made - there).abs().max()) / max(float(there.abs().max()), 1e-30)
         if not worst <= 100 * tolerance:
-            raise _refusal(model, f"what it makes of tokens differs by {worst:.2g} of the largest number")
+            reason = "" if _takes_positions(model) else ": it takes no position_ids, so these do not begin anew"
+            raise _refusal(model, f"what it makes of tokens differs by {worst:.2g} of the largest number{reason}")
     if loss is not None:
         labelled = Packer(1, None, shifted, first)(batch | {"labels": _labels(batch)})
         _check_loss(model, labelled, loss, _tolerance(found[0]))
     return shifted
+
+
+def _takes_positions(model: Any) -> bool:
+    return "position_ids" in inspect.signature(model.forward).parameters
 
 
 def _check_loss(model: Any, tokens: dict[str, Tensor], wanted: Tensor, tolerance: float) -> None:
@@ -138,10 +156,21 @@ def _outputs(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
     return [found[0], *(hidden[-1:] if isinstance(hidden, tuple) else ())]
 
 
+def _packed_outputs(model: Any, tokens: dict[str, Tensor]) -> list[Tensor]:
+    """Return what a model makes of packed tokens; what it raises, it most often raises for their mask."""
+    try:
+        return _outputs(model, tokens)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a model raises
+        use = "packed, attention_mask is for attention alone, and not 1 for tokens and 0 for padding"
+        raise _refusal(model, f"{_told(error)}; {use}") from error
+
+
 def _check_windows(model: Any, windows: list[int | None]) -> None:
     """Check that layers that have a window have said so: a few tokens do not show it."""
     config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
+    kinds = getattr(config, "layer_types", None) or _kinds_of_gpt_neo(config)
     if kinds is None:
         has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
         wanted = len(windows) if has_window else 0
@@ -153,6 +182,12 @@ def _check_windows(model: Any, windows: list[int | None]) -> None:
     if sum(window is not None for window in windows) != wanted:
         told = sum(window is not None for window in windows)
         raise _refusal(model, f"by its configuration, {wanted} layers have a window; attention was told of {told}")
+
+
+def _kinds_of_gpt_neo(config: Any) -> list[str] | None:
+    names = {"global": "full_attention", "local": "sliding_attention"}
+    given = getattr(config, "attention_layers", None)
+    return None if given is None else [names.get(each, each) for each in given]
 
 
 def _refusal(model: nn.Module, reason: str) -> InputError:

@@ -1,6 +1,7 @@
 """Attention for models of transformers that keeps to bounds, where a batch is packed; else it is that of torch."""
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.errors import InputError
+from autotuner.runtime.packing import own_modules
 from autotuner.runtime.packing.bounds import bounds_of, is_packed, mask_of, visible
 from autotuner.runtime.packing.operator import packed_attention
 from autotuner.runtime.packing.relative_bias import bias_by_distances, table_of
 
 NAME = "autotuner_packed"
 """Of this implementation of attention, in a model's configuration."""
-_BLOOM = ("autotuner.runtime.packing.bloom", "transformers.models.bloom.modeling_bloom")
-"""Modules of a model with an attention of its own: this project's, and transformers'."""
+_OF_AN_ENCODER = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")
+"""Arguments of models that see something else than their tokens."""
 
 
 @dataclass(eq=False)
@@ -26,9 +28,11 @@ class Record:
 
     Args:
         windows: the sliding window of each call, or None.
+        unbounded: modules that attention was called for without bounds.
     """
 
     windows: list[int | None] = field(default_factory=list)
+    unbounded: list[nn.Module] = field(default_factory=list)
 
 
 _RECORDS: list[Record] = []
@@ -58,8 +62,7 @@ def attention_of(model: Any) -> dict[str, Any]:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "set_attn_implementation"):
         return {}
-    own = _own_attention(model)
-    if own is not None and own.is_set(model):
+    if own_modules.is_set(model):
         return {"": NAME}
     parts = {name: getattr(getattr(config, name, None), "_attn_implementation", None) for name in config.sub_configs}
     return {"": config._attn_implementation, **{name: found for name, found in parts.items() if found is not None}}
@@ -67,17 +70,9 @@ def attention_of(model: Any) -> dict[str, Any]:
 
 def set_attention(model: Any, attention: str | dict[str, Any]) -> None:
     """Have a model use an implementation of attention: a name, or what `attention_of` returned."""
-    own = _own_attention(model)
-    if own is None:
+    own_modules.set_packed(model, attention == NAME or (isinstance(attention, dict) and attention.get("") == NAME))
+    if not own_modules.attends(model):
         model.set_attn_implementation(attention)
-    else:
-        own.set_packed(model, attention == NAME or attention == {"": NAME})
-
-
-def _own_attention(model: nn.Module) -> Any:
-    """Return the module that packs a model whose attention is its own, or None."""
-    is_bloom = any(type(module).__module__ in _BLOOM for module in model.modules())
-    return importlib.import_module(_BLOOM[0]) if is_bloom else None
 
 
 def attend(
@@ -108,6 +103,8 @@ def attend(
         InputError: something is asked for that packed attention does not do.
     """
     if not is_packed(attention_mask):
+        for record in _RECORDS:
+            record.unbounded.append(module)
         known = {"is_causal": is_causal, "sliding_window": sliding_window, "softcap": softcap}
         return _padded(module, query, key, value, attention_mask, dropout, scaling, known | others)
     assert attention_mask is not None
@@ -121,31 +118,76 @@ def attend(
             f"{bounds.shape[0]} packed tokens: packed, a batch is one row, and attention is of its tokens alone, "
             "without a cache of earlier ones"
         )
-    if value.shape[-1] != query.shape[-1]:
-        raise InputError(
-            f"{type(module).__name__} has {value.shape[-1]} features of values and {query.shape[-1]} of queries, which "
-            "packed attention does not know"
-        )
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     bounds = visible(bounds, causal, sliding_window)
     for record in _RECORDS:
         record.windows.append(sliding_window)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
+    features = value.shape[-1]  # fewer than those of queries where positions have some of their own (DeepSeek-V3)
+    query, key, value = _of_equal_width(query, key, value)
     out = packed_attention(query[0], key[0], value[0], bounds, factor, dropout, softcap or 0.0, bias)
-    return out.transpose(0, 1)[None], None
+    return out[..., :features].transpose(0, 1)[None], None
 
 
-def bounds_by_positions(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _of_equal_width(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors with zeros behind their features, up to the widest one's; products stay what they are."""
+    widest = max(each.shape[-1] for each in tensors)
+    return [
+        nn.functional.pad(each, (0, widest - each.shape[-1])) if each.shape[-1] < widest else each for each in tensors
+    ]
+
+
+def bounds_by_positions(model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Give a model bounds where it is called with one row of positions and no mask, as flattened batches are.
 
     With a cache, which models make by default, transformers does not look at positions: sequences would see each other.
+
+    Raises:
+        InputError: a packed batch comes with what reads its mask as one of padding, or with states of an encoder.
     """
-    positions, tokens = named.get("position_ids"), named.get("input_ids", named.get("inputs_embeds"))
+    known = named | _by_name(model, given) if given else named
+    _check_call(model, known)
+    positions, tokens = known.get("position_ids"), known.get("input_ids")
+    tokens = known.get("inputs_embeds") if tokens is None else tokens
     if positions is None or tokens is None or positions.dim() != 2 or positions.shape[0] != 1 or tokens.shape[0] != 1:
         return None
-    if named.get("attention_mask") is not None or named.get("past_key_values") is not None:
+    if known.get("attention_mask") is not None or known.get("past_key_values") is not None:
         return None
-    return given, named | {"attention_mask": mask_of(bounds_of(positions[0]))}
+    bounds = {"attention_mask": mask_of(bounds_of(positions[0]))}
+    return ((), known | bounds) if "attention_mask" in _by_name(model, given) else (given, named | bounds)
+
+
+def _by_name(model: nn.Module, given: tuple[Any, ...]) -> dict[str, Any]:
+    """Return arguments that a model is given by their place."""
+    places = [
+        name for name, each in inspect.signature(model.forward).parameters.items()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    return dict(zip(places, given, strict=False))
+
+
+def _check_call(model: nn.Module, named: dict[str, Any]) -> None:
+    """Check that nothing of a packed batch is asked for that would be of something else, without a sign of it."""
+    if not is_packed(named.get("attention_mask")):
+        return
+    for name in _OF_AN_ENCODER:
+        if named.get(name) is not None:
+            raise InputError(
+                f"{type(model).__name__} is given packed tokens and {name}: each sequence would see those of all"
+            )
+    if named.get("output_router_logits"):
+        raise InputError(
+            f"{type(model).__name__} is given packed tokens and output_router_logits: its loss that balances experts "
+            "reads attention_mask as one of padding; leave it out"
+        )
+
+
+def add_hooks(model: nn.Module) -> None:
+    """Have a model look at positions of flattened batches, and each model within it, which may be called alone."""
+    for module in model.modules():
+        is_model = module is model or hasattr(module, "set_attn_implementation")
+        if is_model and bounds_by_positions not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(bounds_by_positions, with_kwargs=True)
 
 
 def remove_hooks(model: nn.Module) -> None:
