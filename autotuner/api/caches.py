@@ -1,5 +1,6 @@
-"""Keys and values that models of transformers return for a cache, unless they are told not to."""
+"""Outputs of transformers' models beside the loss: keys and values for a cache, and what hooks record."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from inspect import signature
 from typing import Any
@@ -25,3 +26,29 @@ def both_ways(model: Any, batches: Iterable[Any], device_type: str) -> Iterator[
         told = without_cache(model) if isinstance(batch, Mapping) and torch.is_autocast_enabled(device_type) else {}
         if told and "use_cache" not in batch:
             yield {**batch, **told}
+
+
+def hook_recorders(model: Any) -> None:
+    """Have a model of transformers install the hooks that record what its configuration says it returns beside.
+
+    With `output_router_logits=True`, say, it would do so in its first call, under a lock, where dynamo cuts the graph,
+    and the head would be apart from its loss.
+    """
+    install: Any = getattr(
+        sys.modules.get("transformers.utils.output_capturing"), "maybe_install_capturing_hooks", None
+    )
+    own = getattr(model, "_orig_mod", model)
+    for module in own.modules() if install is not None else ():
+        kinds = getattr(module, "_can_record_outputs", None) or {}
+        config = getattr(module, "config", None)
+        if any(getattr(config, f"output_{kind}", False) for kind in kinds) and _records(type(module).forward):
+            install(module)
+
+
+def _records(forward: Any) -> bool:
+    """Say whether a function, or one that it wraps, installs hooks in its first call."""
+    while forward is not None:
+        if "maybe_install_capturing_hooks" in getattr(getattr(forward, "__code__", None), "co_names", ()):
+            return True
+        forward = getattr(forward, "__wrapped__", None)
+    return False

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.api.backend import compile_graph
-from autotuner.api.caches import without_cache
+from autotuner.api.caches import hook_recorders, without_cache
 from autotuner.api.knowledge import Given
 from autotuner.api.options import check_examples, chosen
 from autotuner.api.telling import Teller, show
@@ -146,6 +146,7 @@ def training_step(
     model, peers = shared.model, None if shared.group is None else Peers(shared.group)
     options = chosen(database, server, configurations, compiler, asked) | {"quiet": watch is not show}
     trace_past_notes(model)
+    hook_recorders(model)
     objective = objective_of(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)

@@ -148,7 +148,7 @@ class _Sum:
         own = self._parameter
         if not wanted:
             return own.new_empty(0)
-        return torch.zeros_like(own) if self._sum is None else self._sum[: len(own)].to(own.dtype)
+        return own.new_zeros(own.shape) if self._sum is None else self._sum[: len(own)].to(own.dtype)
 
 
 def _adds_wide(device: torch.device) -> bool:

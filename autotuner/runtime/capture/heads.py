@@ -1,6 +1,7 @@
 """Heads in a graph of dynamo's: a linear layer whose logits nobody but cross entropy reads, as one operator.
 
-What lies between both, and acts row by row, is taken along: types, views and slices of the rows, a factor, a soft cap.
+What lies between both, and acts row by row, is taken along: types, views and slices of the rows, a bias that is added,
+a factor, a soft cap. A product with a matrix, as `x @ embedding.weight.t()`, is a linear layer, too.
 """
 
 import inspect
@@ -28,6 +29,9 @@ GRADIENTS = 2
 """Logits are so many times as large as the gradients of x and the weight together, which are held until backward."""
 TYPES = (torch.bfloat16, torch.float32, torch.float64)
 """In which products are made. In float16, a gradient that is made before its scale is known could vanish."""
+SUMS = ("add", "iadd", "add_")
+VIEWS = ("view", "reshape", "flatten", "squeeze", "unsqueeze")
+PRODUCTS = ("matmul", "__matmul__", "mm")
 NOTED = ("nn_module_stack", "stack_trace", "custom")
 _SIGNATURE = inspect.signature(functional.cross_entropy)
 
@@ -41,6 +45,7 @@ class Head:
         between: calls on the way from one to the other, in order.
         x, weight, bias, labels: what they read.
         settings: of the loss.
+        is_turned: whether the weight is (features, words), not (words, features).
     """
 
     linear: fx.Node
@@ -51,15 +56,16 @@ class Head:
     bias: fx.Node | None
     labels: fx.Node
     settings: CrossEntropy
+    is_turned: bool = False
 
     @property
     def logits(self) -> tuple[int, int]:
         """The rows of the loss, and the words of each."""
-        return _example(self.labels).numel(), _example(self.weight).shape[0]
+        return _example(self.labels).numel(), _example(self.weight).shape[int(self.is_turned)]
 
     def __str__(self) -> str:
         rows, words = self.logits
-        most = rows_of_chunk(rows, _example(self.weight).shape[1])
+        most = rows_of_chunk(rows, _example(self.x).shape[-1])
         return f"the loss of {rows:,} rows of {words:,} logits is computed with its head, {most:,} rows at a time"
 
 
@@ -101,15 +107,16 @@ def head_of(loss: fx.Node) -> Head | None:
     found = _linear_before(logits, _example(labels), settings)
     if found is None:
         return None
-    linear, between, settings = found
-    x, weight, bias = _operands(linear)
+    linear, between, settings, added = found
+    x, weight, bias, is_turned = _operands(linear)
     if not all(each is None or _is_plain(each) for each in (x, weight, bias)):
         return None
-    shapes = [tuple(_example(each).shape) for each in (weight, bias) if each is not None]
-    if len(shapes[0]) != 2 or shapes[1:] not in ([], [shapes[0][:1]]):  # a bias may be broadcast
+    if _example(weight).ndim != 2 or (bias is not None and added is not None):
         return None
-    head = Head(linear, loss, between, x, weight, bias, labels, settings)
+    head = Head(linear, loss, between, x, weight, added if bias is None else bias, labels, settings, is_turned)
     rows, words = head.logits
+    if bias is not None and tuple(_example(bias).shape) != (words,):  # it is broadcast
+        return None
     dtype = _example(linear).dtype
     is_wide = _example(logits).dtype is torch.float64 and dtype is not torch.float64  # wider than scores are computed
     numbers = (settings.factor, settings.cap or 1.0)
@@ -121,12 +128,13 @@ def head_of(loss: fx.Node) -> Head | None:
 
 def _linear_before(
     node: fx.Node, labels: Tensor, settings: CrossEntropy
-) -> tuple[fx.Node, tuple[fx.Node, ...], CrossEntropy] | None:
-    """Return the linear layer that logits come from, what lies between, and the settings with what that computes."""
+) -> tuple[fx.Node, tuple[fx.Node, ...], CrossEntropy, fx.Node | None] | None:
+    """Return the linear layer that logits come from, calls between, settings with these, and a bias that one adds."""
     between: list[fx.Node] = []
+    added: fx.Node | None = None
     words_last = _example(node).ndim == labels.ndim + 1 and labels.ndim == 1
-    while node.target is not functional.linear:
-        before: Any = node.all_input_nodes[0] if len(node.all_input_nodes) == 1 else None
+    while not _is_linear(node):
+        before, bias = _before(node)
         if len(node.users) != 1 or not _is_plain(node) or not _is_plain(before):
             return None
         if not words_last:
@@ -134,16 +142,37 @@ def _linear_before(
                 words_last = True
             else:
                 return None
+        elif bias is not None:
+            if added is not None:
+                return None
+            added = bias
         else:
             found = _with(settings, node, _example(before))
-            if found is None:
+            if found is None or (added is not None and found != settings):  # a factor would be one of the bias, too
                 return None
             settings = found
         between.insert(0, node)
         node = before
     if len(node.users) != 1 or not words_last:
         return None
-    return node, tuple(between), settings
+    return node, tuple(between), settings, added
+
+
+def _before(node: fx.Node) -> tuple[Any, fx.Node | None]:
+    """Return the only tensor that a call reads, or the logits and the bias that it adds to them."""
+    read = node.all_input_nodes
+    if len(read) == 1:
+        return read[0], None
+    given: Any = node.args
+    is_sum = name_of(node) in SUMS and not node.kwargs and len(given) == 2 and _is_of_torch(node)
+    if is_sum and all(map(_is_plain, (node, *given))):
+        of_sum = _example(node)
+        for before, bias in (given, given[::-1]):
+            logits, row = _example(before), _example(bias)
+            is_row = row.numel() == of_sum.shape[-1] and row.shape[-1:] == of_sum.shape[-1:]
+            if is_row and logits.shape == of_sum.shape and row.device == logits.device == of_sum.device:
+                return before, bias
+    return None, None
 
 
 def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy | None:
@@ -153,7 +182,7 @@ def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy
         return None
     if name in ("float", "double", "to", "type", "contiguous") and after.shape == before.shape:
         return settings if after.dtype in TYPES else None
-    if name in ("view", "reshape", "flatten", "squeeze", "unsqueeze"):
+    if name in VIEWS:
         is_kept = after.shape[-1] == before.shape[-1] and after.dtype == before.dtype
         return settings if is_kept and after.ndim > 1 else None
     if name in ("getitem", "__getitem__"):
@@ -203,30 +232,42 @@ def _rows_of(index: Any, ndim: int) -> tuple[Any, ...] | None:
 
 def _write(graph: fx.Graph, head: Head) -> None:
     """Put one operator in a head's place: x goes through what took rows of the logits, and then meets the loss."""
-    wants = _example(head.loss).requires_grad and _example(head.linear).requires_grad
-    wanted = [wants and each is not None and _example(each).requires_grad for each in (head.x, head.weight, head.bias)]
+    wants = _example(head.loss).requires_grad
+    of_linear = wants and _example(head.linear).requires_grad
+    of_bias = of_linear or (wants and any(name_of(node) in SUMS for node in head.between))  # it is added behind
+    operands = ((head.x, of_linear), (head.weight, of_linear), (head.bias, of_bias))
+    wanted = [want and each is not None and _example(each).requires_grad for each, want in operands]
     features = _example(head.x).shape[-1]
     noted = {key: head.linear.meta[key] for key in NOTED if key in head.linear.meta}
     with graph.inserting_before(head.loss):
-        rows = head.x
+        rows: Any
+        rows, weight, bias = _needed(graph, (head.x, head.weight, head.bias), wanted, noted)
         for node in head.between:
             if name_of(node) in ("getitem", "__getitem__"):
                 rows = _call(graph, operator.getitem, (rows, _rows_of(node.args[1], _example(rows).ndim)), noted)
-            elif name_of(node) in ("view", "reshape", "flatten", "squeeze", "unsqueeze"):
+            elif name_of(node) in VIEWS:
                 shape = [*_example(node).shape[:-1], features]
                 rows = _call(graph, torch.reshape, (rows, shape), noted)
         rows = _call(graph, torch.reshape, (rows, [-1, features]), noted)
         labels = _call(graph, torch.reshape, (head.labels, [-1]), noted)
+        if head.is_turned:
+            weight = _call(graph, torch.t, (weight,), noted)
+        if bias is not None and _example(bias).ndim != 1:
+            bias = _call(graph, torch.reshape, (bias, [-1]), noted)
         arguments = (
-            *_needed(graph, (rows, head.weight, head.bias), wanted, noted), labels, _example(head.linear).dtype,
-            _example(head.loss).dtype, wanted, [float(each) for each in astuple(head.settings)],
+            rows, weight, bias, labels, _example(head.linear).dtype, _example(head.loss).dtype, wanted,
+            [float(each) for each in astuple(head.settings)],
         )  # fmt: skip
         made = _call(graph, HEAD, arguments, noted)
         loss = _call(graph, operator.getitem, (made, 0), noted)
     loss.meta[EXAMPLE] = head.loss.meta[EXAMPLE]
     head.loss.replace_all_uses_with(loss)
+    read = head.linear.all_input_nodes
     for node in (head.loss, *reversed(head.between), head.linear):
         graph.erase_node(node)
+    for node in read:
+        if not node.users and node.op.startswith("call"):  # a weight that was turned
+            graph.erase_node(node)
 
 
 def _needed(
@@ -254,10 +295,42 @@ def _is_fake(node: fx.Node) -> bool:
     return isinstance(node.meta.get(EXAMPLE), FakeTensor)
 
 
-def _operands(linear: fx.Node) -> tuple[Any, Any, Any]:
-    names = ("input", "weight", "bias")
-    given = dict(zip(names, linear.args, strict=False)) | linear.kwargs
-    return given.get("input"), given.get("weight"), given.get("bias")
+def _is_linear(node: fx.Node) -> bool:
+    """Say whether a node is a linear layer, or a product with one matrix."""
+    if node.target is functional.linear:
+        return True
+    is_product = name_of(node) in PRODUCTS and _is_of_torch(node) and not node.kwargs and len(node.args) == 2
+    if not is_product or not all(map(_is_plain, node.args)):
+        return False
+    x, matrix = map(_example, node.args)  # type: ignore[arg-type]
+    return x.ndim > 1 and matrix.ndim == 2
+
+
+def _operands(linear: fx.Node) -> tuple[Any, Any, Any, bool]:
+    """Return x, the weight and the bias, and whether the weight is (features, words)."""
+    if linear.target is functional.linear:
+        names = ("input", "weight", "bias")
+        given = dict(zip(names, linear.args, strict=False)) | linear.kwargs
+        return given.get("input"), given.get("weight"), given.get("bias"), False
+    x, matrix = linear.args
+    weight = _turned(matrix)
+    return (x, matrix, None, True) if weight is None else (x, weight, None, False)
+
+
+def _turned(matrix: Any) -> Any:
+    """Return the matrix that a call turns rows and columns of; None where it does not."""
+    name, given = name_of(matrix), matrix.args[1:]
+    before: Any = matrix.all_input_nodes[0] if len(matrix.all_input_nodes) == 1 else None
+    if not _is_plain(before) or _example(before).ndim != 2:
+        return None
+    if matrix.target is getattr:
+        return before if given[0] in ("T", "mT") else None
+    if matrix.kwargs or not _is_of_torch(matrix):
+        return None
+    is_turned = name == "t" or (
+        name == "transpose" and sorted(each % 2 for each in given if type(each) is int) == [0, 1]
+    )
+    return before if is_turned else None
 
 
 def _example(node: fx.Node) -> Tensor:
