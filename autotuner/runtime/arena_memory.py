@@ -9,14 +9,14 @@ import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 
 from autotuner.runtime.graphs import StreamOrder
 
-SPARE = 2
-"""Times what an arena needs, memory is taken up that was made for a larger one: that one waits for it, too."""
+LARGER = 2
+"""Times what an arena needs, at most, is memory that it is built in: the larger arena cannot be in use meanwhile."""
 
 
 class ArenaMemory:
@@ -61,17 +61,23 @@ class InUse:
 
 class _Made(threading.local):
     def __init__(self) -> None:
-        self.memories: WeakSet[ArenaMemory] = WeakSet()
+        self.memories: list[ref[ArenaMemory]] = []
+
+    def alive(self) -> list[ArenaMemory]:
+        """Return the memory that there still is; it may go at any time, and in any thread."""
+        found = [(each, each()) for each in self.memories]
+        self.memories = [each for each, memory in found if memory is not None]
+        return [memory for _, memory in found if memory is not None]
 
 
 _MADE = _Made()
-"""By thread: those that run at the same time share nothing, and so never wait for each other's memory."""
+"""By thread: workspaces that are built in several at the same time share nothing."""
 
 
 @contextmanager
 def apart() -> Iterator[None]:
     """Have what this thread builds inside take up no memory of what was built outside, nor the other way round."""
-    before, _MADE.memories = _MADE.memories, WeakSet()
+    before, _MADE.memories = _MADE.memories, []
     try:
         yield
     finally:
@@ -86,8 +92,8 @@ def held_memory(size_bytes: int, device: torch.device, order: StreamOrder) -> In
     """
     fits = [
         memory
-        for memory in _MADE.memories
-        if memory.tensor.device == device and size_bytes <= memory.tensor.numel() <= SPARE * size_bytes
+        for memory in _MADE.alive()
+        if memory.tensor.device == device and size_bytes <= memory.tensor.numel() <= LARGER * size_bytes
     ]
     for memory in sorted(fits, key=lambda each: each.tensor.numel()):
         found = memory.hold()
@@ -95,7 +101,7 @@ def held_memory(size_bytes: int, device: torch.device, order: StreamOrder) -> In
             memory.share()
             return found
     made = ArenaMemory(size_bytes, device, order)
-    _MADE.memories.add(made)
+    _MADE.memories.append(ref(made))
     held = made.hold()
     assert held is not None
     return held

@@ -47,7 +47,7 @@ class ModelMemory:
                     else:
                         self._others.append((named, name, value))
         self._parameters = [parameter for _, _, parameter, _ in self._tensors if isinstance(parameter, nn.Parameter)]
-        self._state, self._count = self._optimizer.state, len(self._optimizer.state)
+        self._state, self._stateful = self._optimizer.state, set(self._optimizer.state)
         self._groups = self._optimizer.param_groups
 
     def has_moved(self) -> bool:
@@ -55,7 +55,7 @@ class ModelMemory:
         optimizer = self._optimizer
         return (
             optimizer.state is not self._state
-            or len(optimizer.state) != self._count
+            or len(optimizer.state) != len(self._stateful)
             or optimizer.param_groups is not self._groups
             or any(len(own) != size for own, size in self._sizes)
             or any(own.get(name) is not value for own, name, value in self._others)
@@ -63,9 +63,17 @@ class ModelMemory:
         )
 
     def new_state(self) -> list[Tensor]:
-        """Return the optimizer's state where parameters have some that had none when it was noted; else nothing."""
+        """Return the optimizer's state of parameters that had none when it was noted, but what is a parameter itself.
+
+        That of others stays where it is: graphs may read and write it there.
+        """
         state = self._optimizer.state
-        return [] if state is self._state and len(state) == self._count else self._tensors_of_state()
+        if state is not self._state or len(state) == len(self._stateful):
+            return []
+        own = {tensor.untyped_storage().data_ptr() for _, _, tensor, _ in self._tensors}
+        made = [value for key, kept in state.items() if key not in self._stateful for value in kept.values()]
+        tensors = {id(value): value for value in made if type(value) is Tensor}.values()
+        return [value for value in tensors if value.untyped_storage().data_ptr() not in own]
 
     def static_bytes(self, *, frees_gradients: bool = False) -> StaticBytes:
         """Return the bytes of what is there between steps, and of all gradients.
@@ -73,17 +81,14 @@ class ModelMemory:
         Args:
             frees_gradients: backward lets gradients go before all are there.
         """
+        state = [value for own in self._optimizer.state.values() for value in own.values() if isinstance(value, Tensor)]
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         own = {tensor.data_ptr(): tensor for _, _, tensor, _ in self._tensors}
         return StaticBytes(
             sum(tensor.nbytes for tensor in own.values()),
             0 if frees_gradients else sum(tensor.nbytes for tensor in {id(each): each for each in trained}.values()),
-            sum(tensor.nbytes for tensor in self._tensors_of_state()),
+            sum(tensor.nbytes for tensor in state),
         )
-
-    def _tensors_of_state(self) -> list[Tensor]:
-        kept = self._optimizer.state.values()
-        return [value for own in kept for value in own.values() if isinstance(value, Tensor)]
 
     def put_back(self) -> None:
         """Have modules hold the tensors again that they had: those of a capture were never computed."""

@@ -50,6 +50,7 @@ class Pool:
         self._in_capture: list[Workspace] = []
         self._given_back: deque[Workspace] = deque()
         self._lock = Lock()
+        self._shares = True
         self.made = 0
         self.skips_kernels = False
 
@@ -68,9 +69,8 @@ class Pool:
             found = self._taken(scratch)
             self.made += found is None
         try:
-            # Before what was given back meanwhile lets go of its memory, which a new one would take.
-            workspace = Workspace(*self._arguments, scratch, shares=True) if found is None else found
-        finally:
+            workspace = Workspace(*self._arguments, scratch, shares=self._shares) if found is None else found
+        finally:  # what was given back meanwhile leaves its memory to others, and not to the one that is built here
             self._settle()
         workspace.skips_kernels = self.skips_kernels
         return workspace
@@ -84,8 +84,12 @@ class Pool:
             return None
         self._idle = [workspace for workspace in self._idle if workspace.scratch is None or workspace.scratch.is_open]
         for place, workspace in reversed([*enumerate(self._idle)]):
-            if workspace.scratch is scratch and workspace.is_taken():
-                return self._idle.pop(place)
+            if workspace.scratch is scratch:
+                del self._idle[place]
+                if workspace.is_taken():
+                    return workspace
+                # Another one has its memory now, and would again: from now on, each has its own.
+                self._shares = False
         return None
 
     def _is_captured(self) -> bool:
@@ -112,8 +116,9 @@ class Pool:
                 workspace.let_go()
                 if not workspace.is_gone:
                     self._in_capture.append(workspace)
-            elif sum(idle.scratch is workspace.scratch for idle in self._idle) < IDLE_WORKSPACES:
-                workspace.rest()
+                continue
+            workspace.rest()
+            if sum(idle.scratch is workspace.scratch for idle in self._idle) < IDLE_WORKSPACES:
                 self._idle.append(workspace)
 
 

@@ -87,6 +87,7 @@ class Workspace:
             self.gives_back = self.in_capture or (scratch is not None and scratch.is_of_one_step)
             self.arena = Arena(plan, device, scratch, self._order if shares and not self.gives_back else None)
             self._shared = self.arena.memory
+            self._follow_the_last_use()
             self.parameters = ParameterCopies(self.arena, parameters)
             self._shown = ShownTensors(plan, ports.shown, device)
             read = {plan.parameters[name]: tensor for name, tensor in parameters.views.items()}
@@ -265,10 +266,14 @@ class Workspace:
             else:
                 if self.scratch is not None:
                     self.scratch.turn(self.runtime)
-                if self._shared is not None and self._shared.order is not None:
-                    self._shared.order.turn(self.runtime, (self._shared.tensor,))
+                self._follow_the_last_use()
                 self._order.turn(self.runtime, self._memory())
             yield
+
+    def _follow_the_last_use(self) -> None:
+        """Have all that is queued from now on wait for whoever had the arena's memory in use before."""
+        if self._shared is not None and self._shared.order is not None:
+            self._shared.order.turn(self.runtime, (self._shared.tensor,))
 
     def _memory(self) -> Iterator[Tensor]:
         """Yield a tensor of each storage that was allocated here."""

@@ -46,7 +46,7 @@ def one_behind_the_other(made: Sequence[TunedRegion], *, reentrant: bool | None)
 def memories() -> list[ArenaMemory]:
     """Return the memory of arenas that there is, of what was built in this test."""
     gc.collect()
-    return list(arena_memory._MADE.memories)
+    return arena_memory._MADE.alive()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -55,16 +55,31 @@ def test_checkpointed_layers_have_the_memory_of_one(reentrant: bool) -> None:
     found = [step(one_behind_the_other(made, reentrant=reentrant), inputs, parameters) for _ in range(2)]
     assert len(memories()) == 1
     expected = step(one_behind_the_other(made, reentrant=None), inputs, parameters)
-    assert len(memories()) == LAYERS
     for each in found:
         assert_same(each, expected)
-    workspaces = [layer.bound.last.pool.made for layer in made]
-    assert workspaces == [1, *[2] * (LAYERS - 1)]
-    # Whatever comes next finds its workspaces.
-    for reentrant_or_not in (reentrant, None, reentrant, None):
-        assert_same(step(one_behind_the_other(made, reentrant=reentrant_or_not), inputs, parameters), expected)
-    assert [layer.bound.last.pool.made for layer in made] == workspaces
-    assert len(memories()) == LAYERS
+    # All but the first have memory of their own from now on, and whatever comes next finds its workspaces.
+    for _ in range(2):
+        assert [layer.bound.last.pool.made for layer in made] == [1, *[2] * (LAYERS - 1)]
+        assert len(memories()) == 1
+        for again in (reentrant, None, reentrant, None):
+            assert_same(step(one_behind_the_other(made, reentrant=again), inputs, parameters), expected)
+
+
+def test_two_calls_of_each_layer_build_nothing_behind_the_second_step_with_evaluation_before() -> None:
+    made, inputs, parameters = layers()
+    run = one_behind_the_other(made, reentrant=None)
+
+    def twice(inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+        return [*run(inputs, parameters), *run(inputs, parameters)]
+
+    with torch.no_grad():
+        run(inputs, parameters)
+    steps = [step(twice, inputs, parameters) for _ in range(2)]
+    counts = [layer.bound.last.pool.made for layer in made]
+    steps += [step(twice, inputs, parameters) for _ in range(2)]
+    assert [layer.bound.last.pool.made for layer in made] == counts
+    for each in steps[1:]:
+        assert_same(each, steps[0])
 
 
 def test_layers_without_gradients_have_the_memory_of_one_and_train_in_their_own() -> None:
@@ -75,8 +90,8 @@ def test_layers_without_gradients_have_the_memory_of_one_and_train_in_their_own(
     assert len(memories()) == 1
     (again,) = run(inputs, parameters)
     assert torch.equal(again, y)
-    del again
-    assert len(memories()) == LAYERS
+    assert {layer.bound.last.pool.made for layer in made[1:]} == {2}
+    assert len(memories()) == 1
 
 
 def test_memory_in_use_is_not_taken_and_much_larger_memory_neither() -> None:

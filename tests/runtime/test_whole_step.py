@@ -39,6 +39,22 @@ def test_state_that_the_first_step_makes_is_gathered_once_and_loaded_state_is_no
     assert sum(map(bool, pair.recorder.gathered)) == 1
 
 
+def test_state_that_graphs_read_is_not_gathered_where_other_parameters_get_some() -> None:
+    pair = Pair()
+    last = pair.ours.get_submodule("2")
+    for twin in (pair.ours, pair.theirs):
+        twin.get_submodule("2").requires_grad_(False)
+    pair.train_all(batches(3))
+    assert pair.step.replays == 1
+    kept = {id(value) for state in pair.own.state.values() for value in state.values()}
+    for twin in (pair.ours, pair.theirs):
+        twin.get_submodule("2").requires_grad_(True)
+    pair.train_all(batches(4))
+    gathered = [{id(tensor) for tensor in each} for each in pair.recorder.gathered if each]
+    made = {id(value) for each in last.parameters() for value in pair.own.state[each].values()}
+    assert gathered == [kept, made]
+
+
 def test_losses_are_tensors_of_their_own() -> None:
     pair = Pair()
     losses = [pair.step(batch) for batch in batches(6)]

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -26,7 +26,8 @@ class KeptBetween(CustomGraphPass):
     """Marks what a checkpoint hands to a later one as kept, where it is one of several results; see above."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        for node in [each for each in graph.nodes if each.target is operator.getitem]:
+        picked = [each for each in graph.nodes if each.target is operator.getitem]
+        for node in [each for each in picked if isinstance(each.meta.get("val"), Tensor)]:
             later = [user for user in node.users if _comes_later(user, node)]
             if not later:
                 continue

@@ -34,6 +34,8 @@ SMALL_BYTES = 1 << 20
 """Of tensors that the allocator has in pieces of their own, at most."""
 PIECE_BYTES = 64 << 20
 """Of tensors that move together."""
+ALONE = 2
+"""Uses of the memory of a tensor that shares it with no other: by the tensor, and by Python."""
 PAGE_BYTES = 4096
 """Of the host's memory, which is locked in pages."""
 SHARED_POOL = (0, 0)
@@ -228,11 +230,12 @@ class CudaRuntime:
         return CudaLink(self.device)
 
     def gather(self, tensors: Iterable[Tensor]) -> None:
-        own = [
-            each for each in tensors if each.device == self.device and each.untyped_storage().nbytes() == each.nbytes
-        ]
-        pool = torch.cuda.MemPool()
-        with self.guard(), torch.no_grad(), suppress(torch.OutOfMemoryError):
+        own = [each for each in tensors if each.device == self.device and _is_alone(each)]
+        if not own:
+            return
+        # Memory may be short, and not all settings of the allocator allow pools. What has not moved is right, too.
+        with self.guard(), torch.no_grad(), suppress(RuntimeError):
+            pool = torch.cuda.MemPool()
             for piece in _pieces(own):
                 torch.cuda.empty_cache()
                 large = [each.nbytes for each in piece if each.nbytes > SMALL_BYTES]
@@ -264,11 +267,7 @@ class CudaMeter:
         self._laps: list[int] = []
         torch.cuda.empty_cache()
         # What a pool holds and has not given out belongs to graphs, whose replays write there.
-        self.others_bytes = sum(
-            segment["total_size"] - segment["allocated_size"]
-            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-            if segment["device"] == index and segment["segment_pool_id"] != SHARED_POOL
-        )
+        self.others_bytes = _held_by_pools(index)
         torch.cuda.reset_peak_memory_stats(index)
 
     def lap(self) -> None:
@@ -279,6 +278,25 @@ class CudaMeter:
     def stop(self) -> tuple[list[int], int]:
         self.lap()
         return self._laps, self._reserved - self.others_bytes
+
+
+def _is_alone(tensor: Tensor) -> bool:
+    """Say whether no other tensor has a part of a tensor's memory."""
+    storage = tensor.untyped_storage()
+    return storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) <= ALONE
+
+
+def _held_by_pools(index: int) -> int:
+    """Return the bytes that memory pools hold and have not given out."""
+    try:
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    except RuntimeError:  # not all allocators tell
+        return torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in segments
+        if segment["device"] == index and segment["segment_pool_id"] != SHARED_POOL
+    )
 
 
 def _pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
