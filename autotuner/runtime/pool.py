@@ -16,6 +16,8 @@ from autotuner.runtime.scratch import Scratch, shared_scratch
 from autotuner.runtime.workspace import CPU, Workspace
 
 IDLE_WORKSPACES = 2
+REFUSED = 3
+"""Workspaces whose memory another one had in use, from which on each new one has memory of its own."""
 
 
 class Pool:
@@ -50,7 +52,7 @@ class Pool:
         self._in_capture: list[Workspace] = []
         self._given_back: deque[Workspace] = deque()
         self._lock = Lock()
-        self._shares = True
+        self._refused = 0
         self.made = 0
         self.skips_kernels = False
 
@@ -69,7 +71,7 @@ class Pool:
             found = self._taken(scratch)
             self.made += found is None
         try:
-            workspace = Workspace(*self._arguments, scratch, shares=self._shares) if found is None else found
+            workspace = Workspace(*self._arguments, scratch, shares=self._refused < REFUSED) if found is None else found
         finally:  # what was given back meanwhile leaves its memory to others, and not to the one that is built here
             self._settle()
         workspace.skips_kernels = self.skips_kernels
@@ -88,8 +90,8 @@ class Pool:
                 del self._idle[place]
                 if workspace.is_taken():
                     return workspace
-                # Another one has its memory now, and would again: from now on, each has its own.
-                self._shares = False
+                # Another one has its memory now, and would have it again.
+                self._refused += 1
         return None
 
     def _is_captured(self) -> bool:

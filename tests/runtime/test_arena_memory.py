@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from autotuner.runtime import arena_memory
 from autotuner.runtime.arena_memory import ArenaMemory, apart, held_memory
 from autotuner.runtime.graphs import StreamOrder
+from autotuner.runtime.pool import REFUSED
 from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.workspace import CPU
 from tests.runtime.made_up_device import MadeUpDevice, instead_of_the_cpu
@@ -57,10 +58,10 @@ def test_checkpointed_layers_have_the_memory_of_one(reentrant: bool) -> None:
     expected = step(one_behind_the_other(made, reentrant=None), inputs, parameters)
     for each in found:
         assert_same(each, expected)
-    # All but the first have memory of their own from now on, and whatever comes next finds its workspaces.
+    # Each has its own from now on, and whatever comes next finds its workspaces.
     for _ in range(2):
         assert [layer.bound.last.pool.made for layer in made] == [1, *[2] * (LAYERS - 1)]
-        assert len(memories()) == 1
+        assert len(memories()) == LAYERS
         for again in (reentrant, None, reentrant, None):
             assert_same(step(one_behind_the_other(made, reentrant=again), inputs, parameters), expected)
 
@@ -91,7 +92,25 @@ def test_layers_without_gradients_have_the_memory_of_one_and_train_in_their_own(
     (again,) = run(inputs, parameters)
     assert torch.equal(again, y)
     assert {layer.bound.last.pool.made for layer in made[1:]} == {2}
-    assert len(memories()) == 1
+    assert len(memories()) == LAYERS
+
+
+def test_a_layer_whose_memory_was_in_use_several_times_has_its_own() -> None:
+    made, inputs, parameters = layers(2)
+    first, second = (layer.bound for layer in made)
+    with torch.no_grad():
+        made[0].call(inputs, parameters)
+        made[1].call(inputs, parameters)
+        pool = second.last.pool
+        for number in range(REFUSED + 2):
+            # Somebody has the memory of the workspace that the layer would take.
+            memory = pool._idle[-1].arena.memory
+            held = None if memory is None else memory.hold()
+            made[1].call(inputs, parameters)
+            assert pool.made == 2 + min(number, REFUSED - 1)
+            del held
+    assert pool._idle[-1].arena.memory is None
+    assert first.last.pool.made == 1
 
 
 def test_memory_in_use_is_not_taken_and_much_larger_memory_neither() -> None:
