@@ -3,6 +3,7 @@
 Imported only where such a model is packed, since it needs transformers.
 """
 
+from abc import abstractmethod
 from typing import Any
 
 from torch import Tensor
@@ -31,9 +32,9 @@ class _PackedGPTLike:
         )  # fmt: skip
         return out.transpose(1, 2).to(value.dtype), None
 
+    @abstractmethod
     def _settings(self) -> tuple[float, float, int | None]:
         """Return the factor of scores, the share of weights that is dropped, and the window."""
-        raise NotImplementedError
 
 
 class PackedGPTJAttention(_PackedGPTLike, GPTJAttention):  # type: ignore[misc]
