@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.ir.device import CPU
+from autotuner.runtime.arena_memory import _MADE
 from autotuner.runtime.devices import RUNTIMES, CpuRuntime
 
 LANES = 100
@@ -147,7 +148,11 @@ def _tensors() -> Iterator[Tensor]:
 
 
 def instead_of_the_cpu(patch: pytest.MonkeyPatch) -> MadeUpDevice:
-    """Return a made-up device, which all tensors of the CPU are on from now on."""
+    """Return a made-up device, which all tensors of the CPU are on from now on.
+
+    Its workspaces take no memory that ones of the CPU have left, which has been used on no stream.
+    """
     device = MadeUpDevice()
+    patch.setattr(_MADE, "memories", [])
     patch.setitem(RUNTIMES, CPU, lambda _: device)
     return device

@@ -9,7 +9,6 @@ from autotuner.errors import ConfigurationError
 from autotuner.ir.device import has_graphs
 from autotuner.kernels import registry
 from autotuner.runtime import check
-from autotuner.runtime.arena_memory import apart
 from autotuner.runtime.devices import RUNTIMES, CpuRuntime, CudaRuntime, device_runtime
 from autotuner.runtime.devices.cuda import without_collection
 from autotuner.runtime.framework import encoder_layer
@@ -75,9 +74,8 @@ def test_branches_of_a_plan_are_captured_over_streams(made_up: MadeUpDevice) -> 
 @pytest.mark.slow
 def test_a_layer_on_another_stream_waits_and_has_graphs_of_its_own(made_up: MadeUpDevice) -> None:
     layer, twin = tuned_layer()
-    with apart():
-        for made_up.now in (1, 1, 2, 2, 1):
-            assert_equal(gradients(layer, batch(made_up.now)), gradients(twin, batch(made_up.now)))
+    for made_up.now in (1, 1, 2, 2, 1):
+        assert_equal(gradients(layer, batch(made_up.now)), gradients(twin, batch(made_up.now)))
     assert made_up.captures == 4
     assert [line.split(",")[0] for line in made_up.log if "waits" in line] == [
         "stream 2 waits for stream 1", "stream 1 waits for stream 2",
