@@ -14,7 +14,7 @@ from autotuner.errors import AutotunerError, InputError, ModelError, NotFoundErr
 from autotuner.extras import needed_for
 from autotuner.ir.models import load_model
 from autotuner.plan.configuration import Configuration, load_configuration, save_configuration
-from autotuner.settings import Limits, TuneKeywords, TuneOptions, server_url
+from autotuner.settings import Limits, TuneKeywords, TuneOptions, parsed_bytes, server_url
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +40,7 @@ def optimize(
     compiler: str = "inductor",
     graphs: bool = True,
     fullgraph: bool = False,
+    memory_budget: int | str | None = None,
     device: str | None = None,
     threads: int | None = None,
     space: str | Path | None = None,
@@ -59,12 +60,19 @@ def optimize(
         compiler: of the rest: "inductor", "aot_eager" or "eager".
         graphs: whether tuned regions become CUDA graphs; ignored on the CPU.
         fullgraph: whether a graph break is an error.
+        memory_budget: what a training step may need, in bytes or as in "16GiB": everything that torch has allocated on
+            the device, parameters, gradients and the optimizer's state among it. A step begins with the first call that
+            records gradients, and ends when the optimizers have stepped, which are of torch. The first steps measure
+            what is needed; then the regions run as fast as that leaves room for, without CUDA graphs of their own.
+            `summary` says how. `training_step` has an argument of this name for steps that it runs.
         device: as in `tune`; so are threads, space, fleet and tuning.
         watch: called with the progress of a tuning, as in `tune`. Where it is given, or None, compiling is silent too.
 
     Raises:
         InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
-            compiler.
+            compiler; a budget that is no number of bytes.
+        BudgetError: at the end of the second step of a shape, in the optimizer's `step`: it needs more, however its
+            regions run.
     """
     with needed_for("compiling a model"):
         import torch
@@ -76,6 +84,8 @@ def optimize(
     check_examples(example_inputs, server, configurations)
     options = chosen(database, server, configurations, compiler, asked)
     options |= {"graphs": graphs, "quiet": watch is not show}
+    budget_bytes = parsed_bytes(memory_budget, "memory_budget")
+    options |= {} if budget_bytes is None else {"memory_budget": budget_bytes}
     if example_inputs is not None:
         with needed_for("tuning"):
             from autotuner.api.tuning import tune
@@ -236,4 +246,8 @@ def summary(module: "nn.Module | None" = None) -> "Summary":
         shares = tuple(share for step in steps if (share := step.share) is not None)
         paddings = tuple(padding for step in steps if str(padding := step.padding))
         found = replace(found, steps=shares, paddings=paddings)
+    loops = sys.modules.get("autotuner.runtime.loop_budget")
+    if loops is not None:
+        own = None if module is None else list(module.parameters())
+        found = replace(found, needs=loops.needs_of(own))
     return found

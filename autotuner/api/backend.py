@@ -30,6 +30,7 @@ from autotuner.runtime.capture.heads import Head, join_heads
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.early_gradients import note_readers
+from autotuner.runtime.loop_budget import loop_budget
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.runtime.region_choice import RegionChoice
 from autotuner.runtime.region_operator import RegionResults
@@ -67,8 +68,9 @@ def compile_graph(
             `AUTOTUNER_DATABASE`); "compiler" of the rest: "inductor" (the default), "aot_eager" or "eager"; "graphs":
             whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
             regions make no graphs of their own then, and read their inputs in place; "budget": whether the caller's
-            steps have a memory budget, which decides how regions run; "budget_bytes": what plans of regions were
-            tuned with, such as 2**30 or "1GiB" (none, for those that were tuned without a budget); "inductor":
+            steps have a memory budget, which decides how regions run; "memory_budget": what a training step of the
+            caller's loop may need, in bytes or as in "16GiB", see `optimize`; "budget_bytes": what plans of regions
+            were tuned with, such as 2**30 or "1GiB" (none, for those that were tuned without a budget); "inductor":
             Inductor's own options; "numerics": the class that plans may be of, "exact" (the default), "8-bit" or
             "fp8", as of a tuning; "quiet": whether nothing is printed while kernels are built and the rest is compiled
             (false, or `AUTOTUNER_QUIET`).
@@ -83,7 +85,8 @@ def compile_graph(
     say = teller_of_backend(bool(given.get("quiet", False)))
     knowledge = _knowledge(given)
     graphs = bool(given.get("graphs", True)) and given.get("capture") is None
-    in_place, budget = given.get("capture") == "step", bool(given.get("budget", False))
+    in_place, loop_bytes = given.get("capture") == "step", parsed_bytes(given.get("memory_budget"), "memory_budget")
+    budget = bool(given.get("budget", False)) or loop_bytes is not None
     numerics: Numerics = given.get("numerics", "exact")
     eager = name == "eager"
 
@@ -96,7 +99,7 @@ def compile_graph(
         if len(known) <= len(regions):
             del COMPILED[before:]  # the graph with symbols runs for this shape, and is listed
             raise UntunedError
-        return _holding(known, compiler(graph, inputs))
+        return _within(loop_bytes, _holding(known, compiler(graph, inputs)), inputs)
 
     places = symbolic_places(module.graph)
     by_shape = ShapeDispatch(module, places, of_one_shape) if places else None
@@ -110,9 +113,18 @@ def compile_graph(
     compiled: Callable[..., Any] = compiler(module, example_inputs)
     if regions:
         compiled = _holding(regions, compiled)
+    compiled = _within(loop_bytes, compiled, example_inputs)
     if by_shape is None:
         return compiled
     return by_shape.beside(compiled)
+
+
+def _within(budget_bytes: int | None, compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Return compiled code that runs within a budget of its caller's loop, where there is one."""
+    device = next((each.device for each in inputs if isinstance(each, Tensor)), None)
+    if budget_bytes is None or device is None:
+        return compiled
+    return loop_budget(budget_bytes, device).runs(compiled, [each for each in inputs if isinstance(each, nn.Parameter)])
 
 
 def _holding(regions: list[TunedRegion | RegionChoice], compiled: Callable[..., Any]) -> Callable[..., Any]:

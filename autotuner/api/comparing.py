@@ -18,7 +18,7 @@ from autotuner.errors import BudgetError, InputError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.batches import UnknownBatchError, structure_of
 from autotuner.runtime.devices import device_runtime
-from autotuner.runtime.step_budget import FrontPoint, StepNeeds
+from autotuner.runtime.step_needs import FrontPoint, StepNeeds
 from autotuner.runtime.whole_step import WholeStep
 from autotuner.settings import parsed_bytes
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from autotuner.server.client import Client
 
 OPTIONS = (
-    "budget", "budget_bytes", "capture", "compiler", "configurations", "database", "graphs", "inductor", "numerics",
-    "quiet", "server",
+    "budget", "budget_bytes", "capture", "compiler", "configurations", "database", "graphs", "inductor",
+    "memory_budget", "numerics", "quiet", "server",
 )  # fmt: skip
 SOURCES = {"server": "a server", "database": "a database", "configurations": "configurations"}
 """Options that say where configurations are known, in words: one of them is given, or none."""
@@ -75,6 +75,9 @@ def checked(options: Mapping[str, Any]) -> None:
     checked_numerics(options.get("numerics", "exact"))
     if parsed_bytes(options.get("budget_bytes"), "budget_bytes") == 0:
         raise InputError("budget_bytes is 0: write a number above 0, or leave it out")
+    for_loops = parsed_bytes(options.get("memory_budget"), "memory_budget") is not None
+    if for_loops and (options.get("budget") or options.get("capture") is not None):
+        raise InputError("memory_budget is for loops of one's own: a caller who captures steps decides by itself")
     sources = [name for name in SOURCES if options.get(name) is not None]
     if len(sources) > 1:
         raise InputError(f"the backend was given {' and '.join(SOURCES[name] for name in sources)}: give one of them")

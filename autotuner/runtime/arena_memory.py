@@ -59,15 +59,25 @@ class InUse:
         self._use.release()
 
 
-class _Made(threading.local):
+class Memories:
+    """Memory that workspaces have been built on, which other ones may be built on."""
+
     def __init__(self) -> None:
-        self.memories: list[ref[ArenaMemory]] = []
+        self._made: list[ref[ArenaMemory]] = []
 
     def alive(self) -> list[ArenaMemory]:
         """Return the memory that there still is; it may go at any time, and in any thread."""
-        found = [(each, each()) for each in self.memories]
-        self.memories = [each for each, memory in found if memory is not None]
+        found = [(each, each()) for each in self._made]
+        self._made = [each for each, memory in found if memory is not None]
         return [memory for _, memory in found if memory is not None]
+
+    def add(self, memory: ArenaMemory) -> None:
+        self._made.append(ref(memory))
+
+
+class _Made(threading.local):
+    def __init__(self) -> None:
+        self.memories = Memories()
 
 
 _MADE = _Made()
@@ -75,9 +85,13 @@ _MADE = _Made()
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Have what this thread builds inside take up no memory of what was built outside, nor the other way round."""
-    before, _MADE.memories = _MADE.memories, []
+def apart(own: Memories | None = None) -> Iterator[None]:
+    """Have what this thread builds inside take up no memory of what was built outside, nor the other way round.
+
+    Args:
+        own: memory that may be taken up inside, and what is made there is added to; None for none.
+    """
+    before, _MADE.memories = _MADE.memories, Memories() if own is None else own
     try:
         yield
     finally:
@@ -92,7 +106,7 @@ def held_memory(size_bytes: int, device: torch.device, order: StreamOrder) -> In
     """
     fits = [
         memory
-        for memory in _MADE.alive()
+        for memory in _MADE.memories.alive()
         if memory.tensor.device == device and size_bytes <= memory.tensor.numel() <= LARGER * size_bytes
     ]
     for memory in sorted(fits, key=lambda each: each.tensor.numel()):
@@ -101,7 +115,7 @@ def held_memory(size_bytes: int, device: torch.device, order: StreamOrder) -> In
             memory.share()
             return found
     made = ArenaMemory(size_bytes, device, order)
-    _MADE.memories.append(ref(made))
+    _MADE.memories.add(made)
     held = made.hold()
     assert held is not None
     return held

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from autotuner.errors import TunedWarning, stacklevel
 from autotuner.runtime.coverage import CompiledGraph, Coverage
 from autotuner.runtime.padding.report import PaddingReport
+from autotuner.runtime.step_needs import StepNeeds
 from autotuner.runtime.step_times import StepShare
 
 Shape = tuple[int, ...]
@@ -59,6 +60,7 @@ class Summary:
         graphs: those that were compiled, each with its regions.
         steps: of each function that `training_step` made and that has been called, the time of a step.
         paddings: of each of them that was called with several shapes, the calls that were padded.
+        needs: of steps under a memory budget of `optimize`, a value for each shape and mode.
     """
 
     calls: int
@@ -66,6 +68,7 @@ class Summary:
     graphs: tuple[CompiledGraph, ...] = ()
     steps: tuple[StepShare, ...] = ()
     paddings: tuple[PaddingReport, ...] = ()
+    needs: tuple[StepNeeds, ...] = ()
 
     @property
     def coverage(self) -> Coverage:
@@ -117,6 +120,7 @@ class Summary:
         told = [f"compiled graph {number}: {graph}" for number, graph in enumerate(self.graphs, 1)]
         told += [str(step) for step in self.steps if step.tuned_us]
         told += [f"of a training step, {padding}" for padding in self.paddings]
+        told += [str(needs) for needs in self.needs]
         if not total and told:
             return "\n".join(told)
         if not total:

@@ -148,6 +148,12 @@ class RegionPlan:
         return StateMemory.of(self.memory, self.device_type).held_bytes + self.memory.kept_bytes
 
     @property
+    def gradients_bytes(self) -> int:
+        """Bytes of the gradients that backward hands out."""
+        buffers = self.memory.buffers
+        return sum(each.size_bytes for each in buffers if each.role == "output" and each.phase == "backward")
+
+    @property
     def scratch_bytes(self) -> int:
         """Bytes of what one phase makes and reads itself, which regions can share."""
         return self.memory.arena_bytes - self.memory.kept_bytes

@@ -53,6 +53,11 @@ class RegionWay:
         return self.region.plan.kept_bytes
 
     @property
+    def gradients_bytes(self) -> int:
+        """Bytes of the gradients that its backward hands out."""
+        return self.region.plan.gradients_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Bytes that its forward leaves for backward, beside its inputs."""
         return 0 if self.repeats else self.own_bytes
@@ -92,6 +97,11 @@ class RegionChoice:
     def plan(self) -> Any:
         """The plan of the fastest way."""
         return self.fastest.region.plan
+
+    def let_go(self) -> None:
+        """Give up all memory, between steps."""
+        for region in {way.region for way in self.ways}:
+            region.bound.let_go()
 
     def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""

@@ -10,21 +10,25 @@ they run. Where that needs more than it should, faster ways are given up, and th
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from math import ceil
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from autotuner.errors import BudgetError
 from autotuner.plan.phrases import binary
+from autotuner.runtime.arena_memory import Memories, apart
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.devices.protocol import MemoryMeter
 from autotuner.runtime.fallbacks import warn
+from autotuner.runtime.kept_steps import KeptStepLog
 from autotuner.runtime.model_memory import StaticBytes
 from autotuner.runtime.scratch import Scratch, sharing
-from autotuner.runtime.step_knapsack import fastest_ways
 from autotuner.runtime.step_laps import OUTSIDE, HasWays, RunsSo, StepLog
+from autotuner.runtime.step_needs import FrontPoint, StepNeeds
 
 TRIES = 4
 """Choices that are measured before each region runs the leanest way that it has."""
@@ -59,61 +63,6 @@ def current_budget() -> "StepBudget | None":
     return _CURRENT.budget
 
 
-@dataclass(frozen=True)
-class StepNeeds:
-    """Needs of a training step, in bytes of the device's memory, its parameters and the optimizer's state among them.
-
-    Args:
-        budget_bytes: what it may need.
-        least_bytes: the least budget, under which each region runs as lean as it can.
-        predicted_bytes, measured_bytes: at its peak, as it runs now; `measured_bytes` is 0 before it did.
-        reserved_bytes: the most that the allocator has taken from the device; 0 where it keeps nothing that is freed.
-        regions, repeating: how many regions there are, and how many of them run their forward again in backward.
-        least_us, time_us: what all regions take at their fastest, and as they run now.
-        narrow: how many regions save activations in 8 bits, which `numerics="8-bit"` allows.
-    """
-
-    budget_bytes: int
-    least_bytes: int
-    predicted_bytes: int
-    measured_bytes: int
-    reserved_bytes: int
-    regions: int
-    repeating: int
-    least_us: float
-    time_us: float
-    narrow: int = 0
-
-    @property
-    def most_bytes(self) -> int:
-        """The most that a step took, or its allocator; 0 before it ran."""
-        return max(self.measured_bytes, self.reserved_bytes)
-
-    def __str__(self) -> str:
-        slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
-        eight = f", {self.narrow} save activations in 8 bits" if self.narrow else ""
-        told = f"{binary(self.most_bytes)} measured" if self.most_bytes else f"{binary(self.predicted_bytes)} predicted"
-        return (
-            f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
-            f"regions run their forward again in backward{eight}{slower}"
-        )
-
-
-@dataclass(frozen=True)
-class FrontPoint:
-    """A step under some budget: time and memory, as predicted.
-
-    Args:
-        budget_bytes: the least under which the regions run so.
-        time_us: of all regions.
-        repeating: how many of them run their forward again in backward.
-    """
-
-    budget_bytes: int
-    time_us: float
-    repeating: int
-
-
 class StepBudget:
     """Ways of the regions in training steps of one shape, under a budget.
 
@@ -124,16 +73,21 @@ class StepBudget:
         repeats: how often the last step drew the same numbers twice.
     """
 
-    def __init__(self, budget_bytes: int, runtime: DeviceRuntime, static: Callable[[], StaticBytes]) -> None:
+    def __init__(
+        self, budget_bytes: int, runtime: DeviceRuntime, static: Callable[[], StaticBytes], *, keeps: bool = False
+    ) -> None:
         """Decide nothing yet.
 
         Args:
             budget_bytes: for the peak of the device's memory.
             runtime: of the device.
             static: says what is there between steps.
+            keeps: whether regions keep their memory, and the kernels that are built on it, from step to step.
         """
         self.budget_bytes = budget_bytes
-        self._runtime, self._static = runtime, static
+        self._runtime, self._static, self._keeps = runtime, static, keeps
+        self._kept: Scratch | None = None
+        self._scratch, self._memories = Scratch(), Memories()
         self._stage = _Stage.FIRST
         self._limit = float(budget_bytes)
         self._ways: dict[HasWays, RunsSo] = {}
@@ -142,6 +96,7 @@ class StepBudget:
         self._lean: StepLog | None = None
         self._begun: WeakKeyDictionary[Any, HasWays] = WeakKeyDictionary()
         self._scratch_bytes = self._base_bytes = self._lean_bytes = 0
+        self._is_built = self._is_checked = False
         self._spare = 0.0
         self._tries, self._short = 0, SHORT
         self.repeats = 0
@@ -165,28 +120,79 @@ class StepBudget:
         Raises:
             BudgetError: no way of each region leaves enough room.
         """
-        measured = self._stage in (_Stage.LEAN, _Stage.CHOSEN) and not captured
-        self._meter = self._runtime.meter() if measured else None
-        before, _CURRENT.budget = _CURRENT.budget, self
-        self._log, self.repeats = StepLog(), 0
-        scratch = Scratch(is_of_one_step=not captured)
-        reserved_bytes = 0
+        self.begin(captured=captured)
         try:
-            with sharing(scratch):
-                if self._scratch_bytes:
-                    scratch.memory(self._scratch_bytes, self._runtime.device)
+            with self.under_way():
+                yield
+        except BaseException:
+            self.abandon()
+            raise
+        if captured:
+            self.abandon()
+        else:
+            self.end()
+
+    def begin(self, *, captured: bool = False, standing_bytes: int = 0) -> None:
+        """Begin a step, which runs inside of `under_way`, in as many parts as it has.
+
+        Args:
+            standing_bytes: of what is there beside parameters and the optimizer's state.
+        """
+        measured = self._stage in (_Stage.LEAN, _Stage.CHOSEN) and not captured
+        self._base_bytes = self._static().kept + standing_bytes if measured else 0
+        self._meter = self._runtime.meter() if measured else None
+        self._log, self.repeats = KeptStepLog() if self._keeps else StepLog(), 0
+        if not self._keeps or self._stage is _Stage.FIRST:
+            self._scratch = Scratch(is_of_one_step=not captured)
+        elif self._kept is None:
+            self._scratch = self._kept = Scratch()
+        if self._scratch_bytes:
+            try:
+                self._scratch.memory(self._scratch_bytes, self._runtime.device)
+            except torch.OutOfMemoryError:
+                self.abandon()
+                raise
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Run a part of a step that has begun."""
+        before, _CURRENT.budget = _CURRENT.budget, self
+        try:
+            with sharing(self._scratch), apart(self._memories):
                 yield
         finally:
             _CURRENT.budget = before
-            log, self._log = self._log, None
-            if self._meter is not None:
-                log.note(None, OUTSIDE, self._begun)
-                peaks, reserved_bytes = self._meter.stop()
-                log.count(peaks, 0 if self._meter.counts_all else self._base_bytes)
-                self._meter = None
-            self._begun.clear()
-        if not captured:
-            self._go_on(log, reserved_bytes)
+
+    def end(self) -> None:
+        """End a step that has begun; from now on the ways of the next one are known.
+
+        Raises:
+            BudgetError: no way of each region leaves enough room.
+        """
+        self._go_on(*self._ended())
+
+    def abandon(self) -> None:
+        """End a step from which nothing follows: it has failed, or was captured."""
+        self._ended()
+
+    def _ended(self) -> tuple[StepLog, int]:
+        """Return what a step did, and how much the allocator has held."""
+        log, self._log = self._log, None
+        assert log is not None
+        reserved_bytes = 0
+        if self._meter is not None:
+            log.note(None, OUTSIDE, self._begun)
+            peaks, reserved_bytes = self._meter.stop()
+            log.count(peaks, 0 if self._meter.counts_all else self._base_bytes)
+            if not self._is_built:
+                log.count_what_is_kept()
+            # Where all is counted that is allocated, a step that finds its memory in place is measured, too.
+            self._is_checked = self._is_built or not (self._keeps and self._meter.counts_all)
+            self._is_built, self._meter = True, None
+        self._begun.clear()
+        if self._kept is None:
+            self._scratch = Scratch()  # that of the step goes with it
+        return log, reserved_bytes
 
     @contextmanager
     def inside(self, region: HasWays, phase: str) -> Iterator[None]:
@@ -239,9 +245,9 @@ class StepBudget:
         found = [{region: region.leanest for region in log.order}]
         for number in range(points + 1):
             limit = least + (most - least) * number / points
-            places = fastest_ways(log.options(), log.room(limit))
-            if places is not None:
-                found.append({region: region.ways[at] for region, at in zip(log.order, places, strict=True)})
+            ways = log.fastest(limit)
+            if ways is not None:
+                found.append(ways)
         beside = self._beside_bytes
         front: list[FrontPoint] = []
         looked = [(log.predicted_bytes(ways), sum(way.time_us for way in ways.values()), ways) for ways in found]
@@ -253,7 +259,6 @@ class StepBudget:
 
     def _go_on(self, log: StepLog, reserved_bytes: int) -> None:
         self._scratch_bytes = max([self._scratch_bytes, *(region.scratch_bytes for region in log.order)])
-        self._base_bytes = self._static().kept
         if self._stage is _Stage.FIRST:
             self._stage = _Stage.LEAN
         elif self._stage is _Stage.LEAN:
@@ -266,7 +271,7 @@ class StepBudget:
         elif self._stage is _Stage.CHOSEN:
             assert self.needs is not None
             self.needs = replace(self.needs, measured_bytes=log.peak_bytes, reserved_bytes=reserved_bytes)
-            if not self._is_tightened(max(log.peak_bytes, reserved_bytes)):
+            if not self._is_tightened(max(log.peak_bytes, reserved_bytes)) and self._is_checked:
                 self._stage = _Stage.SETTLED
 
     def _is_tightened(self, most_bytes: int) -> bool:
@@ -314,20 +319,30 @@ class StepBudget:
                 f"memory_budget decides nothing: no region of this model runs tuned, and a step needs "
                 f"{binary(log.peak_bytes)}; autotuner.summary(model) says why"
             )
+        if self._least_bytes() > self.budget_bytes and self._keeps:
+            self._keep_nothing()
+            return
         if self._least_bytes() > self.budget_bytes:
             raise BudgetError(self._too_small(log), self._least_bytes())
         self._tries += 1
-        places = fastest_ways(log.options(), log.room(self._limit - self._spare * self.budget_bytes))
-        # None fits by the room of moments that were counted to the safe side.
-        chosen = {} if places is None else {
-            region: region.ways[place] for region, place in zip(log.order, places, strict=True)
-        }  # fmt: skip
-        self._run_so(chosen)
+        # It is None where nothing fits by the room of moments that were counted to the safe side.
+        self._run_so(log.fastest(self._limit - self._spare * self.budget_bytes) or {})
+
+    def _keep_nothing(self) -> None:
+        """Have regions take their memory anew in each step, and build their kernels on it; measure that from anew."""
+        assert self._lean is not None
+        self._keeps, self._stage, self._limit, self._tries = False, _Stage.LEAN, float(self.budget_bytes), 0
+        self._scratch, self._kept, self._is_built = Scratch(), None, False
+        for region in self._lean.order:
+            region.let_go()
 
     def _run_so(self, chosen: dict[HasWays, RunsSo]) -> None:
         """Run the next step so, other regions as lean as they can, and measure it."""
         assert self._lean is not None
         self._ways, self._stage = chosen, _Stage.CHOSEN
+        self._scratch, self._kept, self._is_built = Scratch(), None, False
+        for region in self._lean.order if self._keeps else ():
+            region.let_go()
         ways = {region: self.way_of(region) for region in self._lean.order}
         self.needs = StepNeeds(
             self.budget_bytes, self._lean_bytes, self._lean.predicted_bytes(ways), 0, 0, len(ways),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
 
-from autotuner.runtime.step_knapsack import Room, Way
+from autotuner.runtime.step_knapsack import Room, Way, fastest_ways
 
 FORWARD, BACKWARD, OUTSIDE = "forward", "backward", "outside of all regions"
 """Parts of a step."""
@@ -29,6 +29,8 @@ class RunsSo(Protocol):
     def own_bytes(self) -> int: ...
     @property
     def held_bytes(self) -> int: ...
+    @property
+    def gradients_bytes(self) -> int: ...
 
 
 class HasWays(Protocol):
@@ -44,6 +46,7 @@ class HasWays(Protocol):
     def fastest(self) -> RunsSo: ...
     @property
     def leanest(self) -> RunsSo: ...
+    def let_go(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ class StepLog:
         """Take the most bytes of each lap, beyond those that were there before."""
         self.laps = [replace(lap, peak_bytes=base_bytes + peak) for lap, peak in zip(self.laps, peaks, strict=True)]
 
+    def count_what_is_kept(self) -> None:
+        """Count what the next step finds in place and this one has made on its way: nothing, but see `KeptStepLog`."""
+
     @property
     def highest(self) -> Lap:
         """The lap in which the most was allocated."""
@@ -102,6 +108,13 @@ class StepLog:
     def predicted_bytes(self, ways: Mapping[HasWays, RunsSo]) -> int:
         """Return the peak of such a step in which regions run so, where this one was measured with the leanest."""
         return max(lap.peak_bytes + _used(lap, ways) - _used(lap, self._leanest) for lap in self.laps)
+
+    def fastest(self, limit: float) -> dict[HasWays, RunsSo] | None:
+        """Return the fastest ways whose step takes no more than a limit at any moment, None where none do."""
+        places = fastest_ways(self.options(), self.room(limit))
+        if places is None:
+            return None
+        return {region: region.ways[place] for region, place in zip(self.order, places, strict=True)}
 
     def options(self) -> list[list[Way]]:
         """Return the ways of each region, in order, for the knapsack."""

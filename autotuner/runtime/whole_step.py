@@ -28,7 +28,8 @@ from autotuner.runtime.padding.calls import PaddedCalls
 from autotuner.runtime.padding.report import PaddingReport
 from autotuner.runtime.plain_step import Loss, PlainStep
 from autotuner.runtime.scratch import Scratch, sharing
-from autotuner.runtime.step_budget import FrontPoint, StepBudget, StepNeeds
+from autotuner.runtime.step_budget import StepBudget
+from autotuner.runtime.step_needs import FrontPoint, StepNeeds
 from autotuner.runtime.step_times import StepShare, StepTimes
 from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
@@ -352,6 +353,7 @@ class WholeStep:
                 made.budget = StepBudget(
                     self._budget_bytes, device_runtime(self._device),
                     partial(self._memory.static_bytes, frees_gradients=self._plain.frees_gradients),
+                    keeps=self._recorder is None and not self._plain.frees_gradients,
                 )  # fmt: skip
         return known[key]
 

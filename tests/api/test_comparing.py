@@ -13,7 +13,7 @@ import autotuner
 from autotuner.api.comparing import BatchComparison, BatchRow, MemoryPoint
 from autotuner.api.survey import region_calls
 from autotuner.errors import InputError, MissingError
-from autotuner.runtime.step_budget import StepNeeds
+from autotuner.runtime.step_needs import StepNeeds
 from tests.runtime.capture.known import planned
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.ir.device import CPU
-from autotuner.runtime.arena_memory import _MADE
+from autotuner.runtime.arena_memory import _MADE, Memories
 from autotuner.runtime.devices import RUNTIMES, CpuRuntime
 
 LANES = 100
@@ -153,6 +153,6 @@ def instead_of_the_cpu(patch: pytest.MonkeyPatch) -> MadeUpDevice:
     Its workspaces take no memory that ones of the CPU have left, which has been used on no stream.
     """
     device = MadeUpDevice()
-    patch.setattr(_MADE, "memories", [])
+    patch.setattr(_MADE, "memories", Memories())
     patch.setitem(RUNTIMES, CPU, lambda _: device)
     return device

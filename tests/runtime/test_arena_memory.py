@@ -47,7 +47,7 @@ def one_behind_the_other(made: Sequence[TunedRegion], *, reentrant: bool | None)
 def memories() -> list[ArenaMemory]:
     """Return the memory of arenas that there is, of what was built in this test."""
     gc.collect()
-    return arena_memory._MADE.alive()
+    return arena_memory._MADE.memories.alive()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

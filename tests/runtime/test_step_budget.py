@@ -20,7 +20,9 @@ from autotuner.ir.records import canonical_json
 from autotuner.measure.devices.cpu_sampling import AllocationCount
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.parts import LeanerPlan
-from autotuner.runtime.step_budget import StepBudget, StepNeeds
+from autotuner.runtime.kept_steps import KeptStepLog
+from autotuner.runtime.step_budget import StepBudget
+from autotuner.runtime.step_needs import StepNeeds
 from autotuner.runtime.whole_step import WholeStep
 from autotuner.space import build_space
 from autotuner.tuner import build_configuration
@@ -137,7 +139,7 @@ def test_steps_compute_the_same_under_any_budget_and_need_what_is_predicted_and_
         times.append(needs.time_us)
     assert times == sorted(times)
     assert 1.15 * times[0] < times[-1] < 1.6 * times[0]
-    assert most.least_bytes < 0.6 * most.measured_bytes
+    assert most.least_bytes < 0.62 * most.measured_bytes
 
 
 @pytest.mark.slow
@@ -200,6 +202,10 @@ def test_a_region_whose_backward_repeats_operators_that_fused_kernels_keep_insid
         )  # fmt: skip
 
 
+def taken(log: KeptStepLog, places: Iterable[int]) -> dict[Any, Any]:
+    return {region: region.ways[place] for region, place in zip(log.order, places, strict=True)}
+
+
 @pytest.mark.slow
 def test_what_is_predicted_is_what_is_measured_whatever_each_region_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all combinations of the layers' ways, the fastest is taken of those that fit as predicted."""
@@ -210,7 +216,7 @@ def test_what_is_predicted_is_what_is_measured_whatever_each_region_does(monkeyp
         if [*chosen] != sorted(chosen):
             continue
         with monkeypatch.context() as patch:
-            patch.setattr("autotuner.runtime.step_budget.fastest_ways", lambda *_, chosen=chosen: list(chosen))
+            patch.setattr(KeptStepLog, "fastest", lambda log, _, chosen=chosen: taken(log, chosen))
             _, step = trained(Layers(), "1GiB")
         found[chosen] = needs = needs_of(step)
         assert abs(needs.predicted_bytes / needs.measured_bytes - 1) <= OFF
@@ -234,7 +240,7 @@ def test_micro_batches_and_shapes_have_their_own_needs() -> None:
         step(batch(number, rows=2))
     large, small = step.needs
     assert small.measured_bytes < 0.7 * large.measured_bytes
-    assert abs(parted.measured_bytes / large.measured_bytes - 1) < 0.1
+    assert 1 < parted.measured_bytes / large.measured_bytes < 1.12  # gradients of the one and of the sum
 
 
 @pytest.mark.slow
@@ -245,7 +251,10 @@ def test_a_budget_that_no_way_meets_is_refused_with_what_is_needed_and_what_for(
     least = needs_of(step).least_bytes
     with pytest.raises(BudgetError) as raised:
         trained(Layers(), "1MiB")
-    assert raised.value.least_bytes == least
+    assert 0.8 * least < raised.value.least_bytes < 0.9 * least  # regions keep no memory then
+    _, step = trained(Layers(), raised.value.least_bytes)
+    assert needs_of(step).least_bytes == raised.value.least_bytes
+    assert needs_of(step).repeating >= LAYERS - 1
     assert re.fullmatch(
         r"memory_budget is 1.00 MiB, and a training step needs [\d.]+ MiB at least, with the forward of all 3 "
         r"tuned regions repeated in backward: [\d.]+ [KM]iB of parameters and buffers, "
@@ -404,7 +413,7 @@ def test_where_each_choice_needs_more_than_was_predicted_the_leanest_ways_run_in
     _, step = trained(Layers(), "1GiB")
     most = needs_of(step)
     budget = (most.least_bytes + most.measured_bytes) // 2
-    monkeypatch.setattr("autotuner.runtime.step_budget.fastest_ways", lambda options, _: [0] * len(options))
+    monkeypatch.setattr(KeptStepLog, "fastest", lambda log, _: {region: region.ways[0] for region in log.order})
     _, step = trained(Layers(), budget, steps=9)
     needs = needs_of(step)
     assert step.is_settled
@@ -426,4 +435,5 @@ def test_layers_that_are_frozen_hold_nothing_and_are_left_as_fast_as_they_are() 
     _, step = trained(frozen(), most.measured_bytes - 1)
     needs = needs_of(step)
     assert needs.measured_bytes < most.measured_bytes
-    assert needs.time_us < 1.2 * needs.least_us
+    assert needs.repeating == 0
+    assert needs.time_us < 1.25 * needs.least_us  # all take turns with the memory of a leaner plan

@@ -104,7 +104,7 @@ def test_regions_of_checkpoints_one_behind_the_other_have_the_memory_of_one_chec
             found = gradients(model, loss_on(x), compilation.model)
             if not p:
                 assert_equal(found, wanted, EXACT)
-        assert len(arena_memory._MADE.alive()) == 2
+        assert len(arena_memory._MADE.memories.alive()) == 2
     assert [region.calls for region in compilation.regions] == [2 * STEPS] * 8
 
 

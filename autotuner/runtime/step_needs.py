@@ -1,0 +1,60 @@
+"""Needs of a training step in memory: what is told of a budget."""
+
+from dataclasses import dataclass
+
+from autotuner.plan.phrases import binary
+
+
+@dataclass(frozen=True)
+class StepNeeds:
+    """Needs of a training step, in bytes of the device's memory, its parameters and the optimizer's state among them.
+
+    Args:
+        budget_bytes: what it may need.
+        least_bytes: the least budget, under which each region runs as lean as it can.
+        predicted_bytes, measured_bytes: at its peak, as it runs now; `measured_bytes` is 0 before it did.
+        reserved_bytes: the most that the allocator has taken from the device; 0 where it keeps nothing that is freed.
+        regions, repeating: how many regions there are, and how many of them run their forward again in backward.
+        least_us, time_us: what all regions take at their fastest, and as they run now.
+        narrow: how many regions save activations in 8 bits, which `numerics="8-bit"` allows.
+    """
+
+    budget_bytes: int
+    least_bytes: int
+    predicted_bytes: int
+    measured_bytes: int
+    reserved_bytes: int
+    regions: int
+    repeating: int
+    least_us: float
+    time_us: float
+    narrow: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that a step took, or its allocator; 0 before it ran."""
+        return max(self.measured_bytes, self.reserved_bytes)
+
+    def __str__(self) -> str:
+        slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
+        eight = f", {self.narrow} save activations in 8 bits" if self.narrow else ""
+        told = f"{binary(self.most_bytes)} measured" if self.most_bytes else f"{binary(self.predicted_bytes)} predicted"
+        return (
+            f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
+            f"regions run their forward again in backward{eight}{slower}"
+        )
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A step under some budget: time and memory, as predicted.
+
+    Args:
+        budget_bytes: the least under which the regions run so.
+        time_us: of all regions.
+        repeating: how many of them run their forward again in backward.
+    """
+
+    budget_bytes: int
+    time_us: float
+    repeating: int

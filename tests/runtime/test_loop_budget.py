@@ -1,0 +1,204 @@
+"""Memory budgets of ordinary loops: what their steps compute, need and say."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autotuner
+import autotuner.runtime.built_steps
+from autotuner.errors import BudgetError, InputError, TunedWarning
+from autotuner.runtime import loop_budget
+from autotuner.runtime.step_needs import StepNeeds
+from tests.runtime.capture.known import Known
+from tests.runtime.test_step_budget import Layers, Leaner, batch, trained
+
+STEPS = 7
+OFF, LESS = 0.05, 0.9
+"""By so much of the peak a prediction may be off; and a share of the least budget under which memory is kept."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def known_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("autotuner.api.backend._knowledge", lambda _: Leaner())
+    monkeypatch.setattr("autotuner.tuner.peak_search.CALLS", (4, 4))
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def looped(
+    model: nn.Module,
+    budget: int | str | None,
+    *,
+    parts: int = 1,
+    between: Callable[[Any, int], object] = lambda *_: None,
+    optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] | None = None,
+) -> tuple[list[float], list[StepNeeds]]:
+    """Return the losses of some steps of a loop, and what its summary says that they need."""
+    torch._dynamo.reset()
+    made = optimizers(model) if optimizers else [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)]
+    tuned = autotuner.optimize(model, compiler="eager", memory_budget=budget, watch=None)
+    torch.manual_seed(1)
+    losses = []
+    for number in range(STEPS):
+        between(tuned, number)
+        for part in range(parts):
+            loss = tuned(batch(parts * number + part)).square().mean() / parts
+            loss.backward()
+        losses.append(float(loss.detach()))
+        for optimizer in made:
+            optimizer.step()
+        for optimizer in made:
+            optimizer.zero_grad()
+    return losses, [*autotuner.summary(model).needs]
+
+
+def budget_between(needs: StepNeeds, share: float) -> int:
+    return int(needs.least_bytes + share * (needs.measured_bytes - needs.least_bytes))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_steps_of_a_loop_compute_the_same_under_any_budget_and_need_what_is_predicted_and_never_more(
+    p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if p:
+        monkeypatch.setattr("autotuner.api.backend._knowledge", lambda _: Known())
+    wanted, _ = looped(Layers(p), None)
+    losses, (most,) = looped(Layers(p), "1GiB")
+    assert losses == pytest.approx(wanted, rel=1e-12)
+    assert most.repeating == 0
+    for share in (0.6, 0.0):
+        budget = budget_between(most, share)
+        losses, (needs,) = looped(Layers(p), budget)
+        assert losses == pytest.approx(wanted, rel=1e-8)
+        assert 0 < needs.measured_bytes <= budget
+        assert abs(needs.predicted_bytes / needs.measured_bytes - 1) <= OFF
+    assert needs.repeating > 0
+
+
+def test_a_budget_for_which_memory_cannot_be_kept_has_it_taken_anew_in_each_step() -> None:
+    wanted, _ = looped(Layers(), None)
+    _, (most,) = looped(Layers(), "1GiB")
+    losses, (needs,) = looped(Layers(), int(LESS * most.least_bytes))
+    assert losses == pytest.approx(wanted, rel=1e-8)
+    assert needs.least_bytes < LESS * most.least_bytes
+    assert needs.measured_bytes <= LESS * most.least_bytes
+
+
+def test_kernels_are_built_once_where_memory_is_kept_and_in_each_step_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = 0
+
+    def counted(*arguments: Any, made: Any = autotuner.runtime.built_steps.BuiltSteps.__init__, **named: Any) -> None:
+        nonlocal built
+        built += 1
+        made(*arguments, **named)
+
+    def note(_: Any, number: int) -> None:
+        if number >= STEPS - 2:
+            counts.append(built)
+
+    _, (most,) = looped(Layers(), "1GiB")
+    monkeypatch.setattr("autotuner.runtime.built_steps.BuiltSteps.__init__", counted)
+    counts: list[int] = []
+    for budget in ("1GiB", budget_between(most, 0.3)):
+        looped(Layers(), budget, between=note)
+    looped(Layers(), int(LESS * most.least_bytes), between=note)
+    before, after = counts[::2], counts[1::2]
+    again = [stop - start for start, stop in zip(before, after, strict=True)]
+    assert again[:2] == [0, 0]
+    assert again[2] >= 3  # once or twice for each layer
+
+
+def test_gradients_are_summed_over_several_calls_and_what_is_called_without_any_belongs_to_no_step() -> None:
+    def evaluate(model: Any, number: int) -> None:
+        if number in (0, 2, 4):
+            with torch.no_grad():
+                model(batch(99))
+
+    for parts in (1, 2):
+        wanted, _ = looped(Layers(), None, parts=parts, between=evaluate)
+        _, (most,) = looped(Layers(), "1GiB", parts=parts, between=evaluate)
+        budget = budget_between(most, 0.3)
+        losses, (needs,) = looped(Layers(), budget, parts=parts, between=evaluate)
+        assert losses == pytest.approx(wanted, rel=1e-8)
+        assert needs.measured_bytes <= budget
+
+
+def test_a_step_ends_with_the_last_of_its_optimizers() -> None:
+    def two(model: nn.Module) -> list[torch.optim.Optimizer]:
+        weights = [each for each in model.parameters() if each.ndim > 1]
+        others = [each for each in model.parameters() if each.ndim <= 1]
+        return [torch.optim.AdamW(weights, lr=1e-3, fused=True), torch.optim.SGD(others, lr=1e-3)]
+
+    wanted, _ = looped(Layers(), None, optimizers=two)
+    losses, (needs,) = looped(Layers(), "1GiB", optimizers=two)
+    assert losses == pytest.approx(wanted, rel=1e-12)
+    state = sum(2 * each.nbytes + 4 for each in Layers().parameters() if each.ndim > 1)
+    gradients = sum(each.nbytes for each in Layers().parameters())
+    assert needs.measured_bytes > state + 2 * gradients
+
+
+def test_layers_that_the_user_checkpoints_run_within_the_budget() -> None:
+    wanted, _ = looped(Layers(checkpointed=True), None)
+    _, (most,) = looped(Layers(checkpointed=True), "1GiB")
+    budget = budget_between(most, 0.3)
+    losses, (needs,) = looped(Layers(checkpointed=True), budget)
+    assert losses == pytest.approx(wanted, rel=1e-8)
+    assert needs.measured_bytes <= budget
+
+
+def test_a_budget_that_is_too_small_is_refused_by_the_optimizers_second_step_as_by_a_whole_one() -> None:
+    with pytest.raises(BudgetError, match=r"memory_budget is 1.00 MiB, and a training step needs .* of gradients"):
+        looped(Layers(), "1MiB")
+    with pytest.raises(BudgetError) as whole:
+        trained(Layers(), "1MiB")
+    with pytest.raises(BudgetError) as loop:
+        looped(Layers(), "1MiB")
+    assert loop.value.least_bytes == pytest.approx(whole.value.least_bytes, rel=OFF)
+
+
+def test_what_is_no_budget_or_decides_nothing_is_said() -> None:
+    with pytest.raises(InputError, match=r"memory_budget .*: write a number of bytes, or one with a unit"):
+        looped(Layers(), "sixteen")
+    options: dict[str, Any] = {"memory_budget": "1GiB", "capture": "step"}
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="memory_budget is for loops of one's own"):
+        torch.compile(Layers(), backend="autotuner", options=options)(batch())
+    with pytest.warns(TunedWarning, match=r"memory_budget decides nothing: no region of this model runs tuned"):
+        looped(nn.Sequential(nn.Linear(32, 32)), "1GiB")
+
+
+def test_a_call_that_finds_no_memory_ends_its_step_and_the_next_ones_are_leaner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, (most,) = looped(Layers(), "1GiB")
+
+    def lacking(model: Any, number: int) -> None:
+        if number == 4:
+            with monkeypatch.context() as patch:
+                patch.setattr("autotuner.runtime.region_choice.HeldCall.__init__", out_of_memory)
+                with pytest.raises(torch.OutOfMemoryError):
+                    model(batch(number))
+
+    def out_of_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    wanted, _ = looped(Layers(), None)
+    losses, (needs,) = looped(Layers(), most.measured_bytes, between=lacking)
+    assert losses == pytest.approx(wanted, rel=1e-8)
+    assert needs.measured_bytes < most.measured_bytes
+
+
+def test_models_with_one_budget_on_one_device_share_it() -> None:
+    looped(Layers(), "64MiB")
+    own = loop_budget.loop_budget(64 << 20, torch.device("cpu"))
+    assert own is loop_budget.loop_budget(1 << 26, torch.device("cpu"))
+    assert own in loop_budget.loop_budgets()
+    unknown: list[Tensor] = [nn.Parameter(torch.zeros(1))]
+    assert loop_budget.needs_of(unknown) == ()
