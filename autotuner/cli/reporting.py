@@ -129,8 +129,7 @@ def _measured_space(
     from autotuner.space import build_space, space_file
     from autotuner.tuner import with_known_calls
 
-    file = space_file(found.environment["device_type"], space)
-    whole = build_space(found.graph(), file, vendor=found.vendor)
+    whole = build_space(found.graph(), space_file(found.device_type, space), vendor=found.vendor)
     with open_database(database, make=False) as opened:
         whole = with_known_calls(whole, opened, found.environment_key)
         known = opened.find(found.environment_key, tuple(whole.calls))

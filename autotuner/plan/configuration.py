@@ -101,9 +101,14 @@ class Configuration(Document):
         return training_graph(self.model.graph())
 
     @property
+    def device_type(self) -> str:
+        """The type of the device that it was measured on, as torch names it."""
+        return str(self.environment["device_type"])
+
+    @property
     def vendor(self) -> str:
         """The vendor of the device that it was measured on: "nvidia", "amd" or "cpu"."""
-        return recorded_vendor(str(self.environment["device_type"]), self.environment.get("facts", {}))
+        return recorded_vendor(self.device_type, self.environment.get("facts", {}))
 
     @property
     def budget_bytes(self) -> int | None:
