@@ -13,7 +13,7 @@ AMD: Final = "amd"
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """What holds for every device of a type.
+    """Properties of all devices of a type.
 
     Args:
         alignment_bytes: the memory planner has every buffer start at a multiple of it.
