@@ -19,6 +19,7 @@ from autotuner.api.options import checked
 from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.api.telling import Say, teller_of_backend
 from autotuner.errors import AutotunerError, ConfigurationError
+from autotuner.ir.device import CPU
 from autotuner.ir.formats import Numerics
 from autotuner.ir.kinds import draws
 from autotuner.plan.configuration import Configuration
@@ -307,8 +308,9 @@ def _is_cut_by_ddp() -> bool:
 
 
 def _device_type(example_inputs: Sequence[Any]) -> str:
+    """Return the type of the device that computes: the host's tensors beside another device's are few and small."""
     types = {each.device.type for each in example_inputs if isinstance(each, Tensor)}
-    return "cuda" if "cuda" in types else "cpu"
+    return min(types - {CPU, "meta"}, default=CPU)
 
 
 def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] | None = None) -> Callable[..., Any]:

@@ -126,13 +126,10 @@ def _measured_space(
 ) -> "tuple[Space, Mapping[str, Measurement]]":
     """Return a configuration's search space, and what a database holds of it, measured in its environment."""
     from autotuner.database import open_database
-    from autotuner.ir.device import recorded_vendor
     from autotuner.space import build_space, space_file
     from autotuner.tuner import with_known_calls
 
-    device_type = found.environment["device_type"]
-    vendor = recorded_vendor(device_type, found.environment.get("facts", {}))
-    whole = build_space(found.graph(), space_file(device_type, space), vendor=vendor)
+    whole = build_space(found.graph(), space_file(found.device_type, space), vendor=found.vendor)
     with open_database(database, make=False) as opened:
         whole = with_known_calls(whole, opened, found.environment_key)
         known = opened.find(found.environment_key, tuple(whole.calls))

@@ -17,7 +17,7 @@ from autotuner.fleet.handout import WINDOW, HandOut
 from autotuner.fleet.in_hand import Alone, Claims
 from autotuner.fleet.pool import ActorPool, Answered, Began, Event, Joined, Lost
 from autotuner.fleet.roster import Gpu, Roster
-from autotuner.ir.device import CUDA
+from autotuner.ir.device import CPU
 from autotuner.ir.records import Call, Environment, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.measure.devices.cuda import TIMING_CORES
@@ -208,8 +208,8 @@ class FleetMeasurer:
 
     @property
     def compiles_beside(self) -> bool:
-        """True for GPUs: they are timed on cores that do not compile."""
-        return self.environment.device_type == CUDA
+        """True for all but the CPU: they are timed on cores that do not compile."""
+        return self.environment.device_type != CPU
 
     def compile_beside(self, calls: Sequence[Call]) -> None:
         """Have calls compiled in this order on every host while others are timed, in place of those that wait."""

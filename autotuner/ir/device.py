@@ -1,6 +1,7 @@
 """Device types, as torch names them, their vendors, and what holds for every device of a type."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 CPU: Final = "cpu"
@@ -9,19 +10,37 @@ CUDA: Final = "cuda"
 NVIDIA: Final = "nvidia"
 AMD: Final = "amd"
 
-# Multiples of what the memory planner aligns everything to. On CUDA as torch's own allocations are aligned: libraries
-# choose kernels by the alignment of their operands, and the copy engine of Hopper wants 128 bytes.
-_ALIGNMENTS_BYTES = {CUDA: 256}
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """Properties of all devices of a type.
+
+    Args:
+        alignment_bytes: the memory planner has every buffer start at a multiple of it.
+        has_graphs: whether calls are queued, and can be captured in graphs that are replayed; see `DeviceRuntime`.
+    """
+
+    alignment_bytes: int = 1
+    has_graphs: bool = False
+
+
+DEVICE_TYPES: dict[str, DeviceType] = {
+    CPU: DeviceType(),
+    # As torch's own allocations are aligned: libraries choose kernels by the alignment of their operands, and the copy
+    # engine of Hopper wants 128 bytes.
+    CUDA: DeviceType(alignment_bytes=256, has_graphs=True),
+}
+"""By torch's name. One that is not listed has the properties of `DeviceType()`."""
 
 
 def alignment_bytes(device_type: str) -> int:
     """Return the bytes of which every buffer starts at a multiple, on a device of a type."""
-    return _ALIGNMENTS_BYTES.get(device_type, 1)
+    return DEVICE_TYPES.get(device_type, DeviceType()).alignment_bytes
 
 
 def has_graphs(device_type: str) -> bool:
-    """Say whether calls on a device of a type can be captured in graphs that are replayed."""
-    return device_type == CUDA
+    """Say whether calls on a device of a type are queued, and can be captured in graphs that are replayed."""
+    return DEVICE_TYPES.get(device_type, DeviceType()).has_graphs
 
 
 def vendor_of(device_type: str, hip: str | None) -> str:

@@ -23,7 +23,6 @@ from autotuner.kernels.registry import KERNELS
 from autotuner.measure.devices import device_of
 from autotuner.measure.failure import ContextLostError, failure
 from autotuner.measure.lock import locked
-from autotuner.measure.policy import policy_of
 
 PULSE = struct.Struct("<qdd")
 PR_SET_PDEATHSIG = 1
@@ -117,7 +116,7 @@ def serve(connection: Connection, pulse: Pulse) -> None:
     device = device_of(start["device_type"], start["device_index"])
 
     def bench_of(policy: Mapping[str, Any]) -> Bench:
-        timer = device.timer(policy_of(policy), parent_computes=start["parent_computes"])
+        timer = device.timer(device.policy_type(**policy), parent_computes=start["parent_computes"])
         return Bench(timer, device.held_bytes)
 
     policy = start["policy"]

@@ -1,8 +1,6 @@
 """Measuring policies: the numbers by which timings are taken, explained in `autotuner.measure`."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from autotuner.errors import InputError
 from autotuner.ir.device import CUDA
@@ -68,11 +66,3 @@ class CudaPolicy(Policy):
 
     name: str = CUDA
     graphs: bool = True
-
-
-POLICIES: Mapping[str, type[CpuPolicy | CudaPolicy]] = {"cpu-rotate": CpuPolicy, CUDA: CudaPolicy}
-
-
-def policy_of(facts: Mapping[str, Any]) -> Policy:
-    """Return the policy that some facts are of, by its name."""
-    return POLICIES[facts["name"]](**facts)

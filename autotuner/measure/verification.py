@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotuner.ir.device import CUDA
+from autotuner.ir.device import CPU, has_graphs
 from autotuner.ir.form import Form
 from autotuner.ir.records import Call
 from autotuner.kernels.reference import evaluate
@@ -97,7 +97,8 @@ def fault(
         run()
         return [None if output is None else output.clone() for output in outputs]
 
-    if values.device.type == CUDA and passes_at_once(call, kernel, run, values, references, inputs, outputs):
+    is_queued = has_graphs(values.device.type)
+    if is_queued and passes_at_once(call, kernel, run, values, references, inputs, outputs):
         return None
     first = results(SEED, False)
     reason = moved(call, outputs) or changed_input(call, values, inputs) or spilled(outputs)
@@ -184,10 +185,10 @@ def passes_at_once(
 
 def seed_device(device: torch.device, seed: int) -> None:
     """Seed the generator from which kernels on a device draw."""
-    if device.type == CUDA:
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    else:
+    if device.type == CPU:
         torch.default_generator.manual_seed(seed)
+    else:
+        torch.get_device_module(device).default_generators[device.index or 0].manual_seed(seed)
 
 
 def meaning(call: Call, values: Values, outputs: Tensors) -> dict[int, Tensor]:

@@ -13,6 +13,7 @@ from pydantic_core.core_schema import dict_schema, str_schema, typed_dict_field,
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
 from autotuner.files import write
 from autotuner.ir.autodiff import training_graph
+from autotuner.ir.device import recorded_vendor
 from autotuner.ir.formats import Numerics
 from autotuner.ir.graph import Graph
 from autotuner.ir.models import Model
@@ -98,6 +99,16 @@ class Configuration(Document):
     def graph(self) -> Graph:
         """Return the training graph that the steps compute."""
         return training_graph(self.model.graph())
+
+    @property
+    def device_type(self) -> str:
+        """The type of the device that it was measured on, as torch names it."""
+        return str(self.environment["device_type"])
+
+    @property
+    def vendor(self) -> str:
+        """The vendor of the device that it was measured on: "nvidia", "amd" or "cpu"."""
+        return recorded_vendor(self.device_type, self.environment.get("facts", {}))
 
     @property
     def budget_bytes(self) -> int | None:

@@ -17,15 +17,12 @@ from torch import Tensor, library
 from torch.nn.functional import pad
 from torch.utils.flop_counter import register_flop_formula
 
-from autotuner.ir.device import CUDA, NVIDIA, vendor_of
 from autotuner.kernels.torch import cross_entropy
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
 from autotuner.runtime.devices import device_runtime
 
 ROWS_MIN = 1024
 """Of a chunk: fewer rows make slow products."""
-PITCH = 64
-"""On a GPU, words are filled up with empty ones to a multiple of so many: other products take three times as long."""
 
 
 def rows_of_chunk(rows: int, features: int) -> int:
@@ -39,7 +36,7 @@ def rows_of_chunk(rows: int, features: int) -> int:
 
 def empty_words(words: int, device: torch.device) -> int:
     """Return how many words are added whose logits are zeros and count for nothing."""
-    return -words % PITCH if device.type == CUDA else 0
+    return -words % device_runtime(device).columns_multiple
 
 
 @library.custom_op("autotuner::linear_cross_entropy", mutates_args=())
@@ -126,7 +123,7 @@ class _Sum:
 
     def add_product(self, one: Tensor, other: Tensor) -> None:
         wide = CrossEntropy.wide(one.dtype)
-        if one.dtype is not wide and self._is_split and _adds_wide(one.device):
+        if one.dtype is not wide and self._is_split and device_runtime(one.device).sums_wide:
             if self._sum is None:
                 self._sum = torch.mm(one, other, out_dtype=wide)
             else:
@@ -151,16 +148,12 @@ class _Sum:
         return own.new_zeros(own.shape) if self._sum is None else self._sum[: len(own)].to(own.dtype)
 
 
-def _adds_wide(device: torch.device) -> bool:
-    """Say whether a device's products of 16 bits can add to float32."""
-    return vendor_of(device.type, torch.version.hip) == NVIDIA
-
-
 def _rows(logits: Tensor, labels: Tensor, share: Tensor | None, settings: CrossEntropy, gradient: bool) -> Tensor:
-    if logits.is_cuda and logits.dtype is not torch.float64:
+    runtime = device_runtime(logits.device)
+    if runtime.has_triton and logits.dtype is not torch.float64:
         from autotuner.kernels.triton.cross_entropy import rows_of_cross_entropy
 
-        with device_runtime(logits.device).guard():
+        with runtime.guard():
             return rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
     return cross_entropy.rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
 
@@ -169,7 +162,7 @@ def _check(labels: Tensor, counts: Tensor, words: int, ignored: int) -> None:
     """Check that each label is a word, or is ignored; where calls are queued, the device does, as the framework's."""
     right = ((labels >= 0) & (labels < words) | ~counts).all()
     valid = f"labels are 0 to {words - 1}, or {ignored}, which is ignored"
-    if labels.is_cuda:
+    if device_runtime(labels.device).has_graphs:
         torch._assert_async(right, f"a label is out of bounds: {valid}")
     elif not right:
         wrong = labels[counts & ((labels < 0) | (labels >= words))][0]

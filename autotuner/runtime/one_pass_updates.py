@@ -15,9 +15,9 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from autotuner.ir.device import CUDA
 from autotuner.runtime.bucket_clipping import coefficient
 from autotuner.runtime.capturable import RateTensors, has_hooks, make_capturable
+from autotuner.runtime.devices import device_runtime
 
 if TYPE_CHECKING:
     from autotuner.kernels.triton.adam import AdamTables
@@ -49,7 +49,7 @@ class OnePassUpdates:
         self, optimizer: Optimizer, device: torch.device, max_norm: float | None = None, is_allowed: bool = True
     ) -> None:
         self._optimizer, self._device, self._max_norm = optimizer, device, max_norm
-        is_known_one = is_allowed and device.type == CUDA and is_known(optimizer)
+        is_known_one = is_allowed and device_runtime(device).has_triton and is_known(optimizer)
         self._tables = _tables(optimizer, device, max_norm is not None) if is_known_one else None
         self._rates = RateTensors(optimizer, device)
         self.is_in_use = False

@@ -23,7 +23,7 @@ from autotuner.plan.parts import Measured
 from autotuner.runtime import apply
 from autotuner.runtime.framework import MadeUpCall
 from autotuner.runtime.peers import as_measured
-from autotuner.runtime.peers.on_cuda import (
+from autotuner.runtime.peers.on_gpu import (
     CAPTURED,
     COMPILED,
     GRAPHS,
@@ -149,7 +149,7 @@ def sides_of(make: Make, configuration: Configuration, max_autotune: str, stages
     with stages(EAGER):
         add(sides, EAGER, layer, call)
         for backend in BACKENDS:
-            add(sides, f"{SDPA}{backend}", partial(stacked_layer, model, backend), call)
+            add(sides, f"{SDPA}{backend}", partial(stacked_layer, model, backend, device=CUDA), call)
         worth = fast_kernels(looked_at(sides), SDPA)
     for backend in worth:
         with stages(f"{COMPILED}{backend}"):
@@ -167,7 +167,7 @@ def sides_of(make: Make, configuration: Configuration, max_autotune: str, stages
 def compiled_side(name: str, make: Make, model: Model) -> nn.Module:
     """Return the compiled layer of a side by its name."""
     begin, _, backend = name.partition(SDPA)
-    made = stacked_layer(model, backend) if backend else make(model, device=CUDA)
+    made = stacked_layer(model, backend, device=CUDA) if backend else make(model, device=CUDA)
     options = _inductor_options(begin) if begin.startswith("max-autotune") else None
     layer: nn.Module = torch.compile(made, options=options, dynamic=False)  # type: ignore[assignment]
     return layer

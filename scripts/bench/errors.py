@@ -16,7 +16,7 @@ from autotuner.runtime import DROPOUTS
 from autotuner.runtime.adapters import adapter_for
 from autotuner.runtime.check import CheckedStep, compare
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.peers.on_cuda import compiled, warn_of_missing
+from autotuner.runtime.peers.on_gpu import compiled, warn_of_missing
 from autotuner.runtime.peers.stacked_layer import stacked_layer
 from scripts.bench.cases import Make
 from scripts.pages import table
@@ -53,7 +53,7 @@ def measured_errors(
         return differences(*(gathered(side, ports_of(plain)) for side in (made.found, made.wanted)))
 
     def of_compiled() -> dict[str, float]:
-        stacked = stacked_layer(without, backend, device)
+        stacked = stacked_layer(without, backend, device=device)
         own = [(name.removeprefix("self_attn."), members) for name, members in ports_of(plain)]
         return differences(gathered(stepped(compiled(lambda: stacked), call, stacked), own), reference)
 

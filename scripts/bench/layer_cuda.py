@@ -12,7 +12,7 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.step import tensor_of
 from autotuner.runtime.check import compare
 from autotuner.runtime.fallbacks import warn
-from autotuner.runtime.peers.on_cuda import CAPTURED, COMPILED, OURS, PLAN
+from autotuner.runtime.peers.on_gpu import CAPTURED, COMPILED, OURS, PLAN
 from scripts.bench import errors, layer_cuda_dram
 from scripts.bench.all_peers import EAGER, LEFT_OUT, fast_kernels, time_all_peers
 from scripts.bench.cases import CASES, Case

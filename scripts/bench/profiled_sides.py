@@ -128,7 +128,7 @@ def layer_of(side: Side, found: Configuration) -> nn.Module:
     if side.name.startswith(("torch.compile", "max-autotune")):
         return compiled_side(side.name, make, found.model)
     if side.name.startswith(SDPA):
-        return stacked_layer(found.model, side.name.removeprefix(SDPA))
+        return stacked_layer(found.model, side.name.removeprefix(SDPA), device=CUDA)
     return make(found.model, device=CUDA)
 
 

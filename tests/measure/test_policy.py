@@ -1,13 +1,17 @@
 """Policies: what is part of an environment's key."""
 
+from typing import Any
+
 import pytest
 
 from autotuner.errors import DeviceError, InputError
 from autotuner.ir.graph import Graph
 from autotuner.measure import devices as module
 from autotuner.measure.devices import cuda, policy_for, rotate_bytes
+from autotuner.measure.devices.cpu import CpuDevice
 from autotuner.measure.devices.cuda import CudaDevice, cuda_rotate_bytes
-from autotuner.measure.policy import CpuPolicy, CudaPolicy, Policy, policy_of
+from autotuner.measure.devices.device import Device
+from autotuner.measure.policy import CpuPolicy, CudaPolicy, Policy
 
 H200_L2_BYTES = 60 << 20
 
@@ -19,9 +23,13 @@ def test_the_cpus_facts_are_those_that_databases_hold() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", [CpuPolicy(4096, sets=3), CudaPolicy(4096), CudaPolicy(0, graphs=False)])
-def test_a_policy_comes_back_from_its_facts(policy: Policy) -> None:
-    assert policy_of(policy.facts()) == policy
+@pytest.mark.parametrize(
+    ("device", "policy"),
+    [(CpuDevice, CpuPolicy(4096, sets=3)), (CudaDevice, CudaPolicy(4096)), (CudaDevice, CudaPolicy(0, graphs=False))],
+)
+def test_a_policy_comes_back_from_its_facts(device: type[Device], policy: Policy) -> None:
+    facts: dict[str, Any] = policy.facts()
+    assert device.policy_type(**facts) == policy
 
 
 def test_graphs_or_none_is_part_of_the_key() -> None:

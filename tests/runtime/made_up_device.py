@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autotuner.ir.device import CPU
+from autotuner.ir.device import CPU, DEVICE_TYPES, DeviceType
 from autotuner.runtime.arena_memory import _MADE, Memories
-from autotuner.runtime.devices import RUNTIMES, CpuRuntime
+from autotuner.runtime.devices import RUNTIMES, CpuRuntime, DeviceRuntime
 
 LANES = 100
 """Streams from this number on are for steps beside each other."""
 MEMORY = "memory"
+OTHER = "xpu"
+"""A type that the package knows nothing of. Torch has tensors without memory on it, and no others here."""
 
 
 class Stream:
@@ -108,6 +110,10 @@ class MadeUpDevice(CpuRuntime):
 
         return replay
 
+    def captured_alone(self, warm: Callable[[], Any], run: Callable[[], Any]) -> Callable[[], Any]:
+        warm()
+        return self.captured(run, MEMORY)
+
     @contextmanager
     def _capture(self) -> Iterator[None]:
         assert not self.capturing
@@ -156,3 +162,9 @@ def instead_of_the_cpu(patch: pytest.MonkeyPatch) -> MadeUpDevice:
     patch.setattr(_MADE, "memories", Memories())
     patch.setitem(RUNTIMES, CPU, lambda _: device)
     return device
+
+
+def a_type_with_graphs(patch: pytest.MonkeyPatch, make: Callable[[], DeviceRuntime] = MadeUpDevice) -> None:
+    """Have devices of the type `OTHER`, which are made-up ones: what is asked of them is asked by their type."""
+    patch.setitem(DEVICE_TYPES, OTHER, DeviceType(alignment_bytes=64, has_graphs=True))
+    patch.setitem(RUNTIMES, OTHER, lambda _: make())

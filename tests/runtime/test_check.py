@@ -17,6 +17,7 @@ from autotuner.runtime.check import TOLERANCES, Kept, compare
 from autotuner.runtime.peers import ready
 from tests.runtime.capture.known import planned
 from tests.runtime.capture.test_experts import Sorted
+from tests.runtime.made_up_device import OTHER, MadeUpDevice, a_type_with_graphs
 from tests.runtime.plans import TINY, WIDER, configuration, in_bfloat16, model
 from tests.runtime.test_applied import MODULES, configurations, inputs
 
@@ -193,18 +194,23 @@ def test_peers_that_are_ready_are_not_built_again(monkeypatch: pytest.MonkeyPatc
 def test_peers_are_not_built_early_on_a_device_with_little_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = [400]
 
-    def peers(_: object) -> dict[str, object]:
+    class Filled(MadeUpDevice):
+        def free_bytes(self) -> tuple[int, int]:
+            return free_bytes[0], 1000
+
+    def peers(_: object, device_type: str) -> dict[str, object]:
+        assert device_type == OTHER
         free_bytes[0] -= 350
         return {}
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes[0], 1000))
-    monkeypatch.setattr(ready, "peers_on_cuda", peers)
-    assert ready_peers(model(), "cuda") is None
+    a_type_with_graphs(monkeypatch, Filled)
+    monkeypatch.setattr(ready, "peers_on_gpu", peers)
+    assert ready_peers(model(), OTHER) is None
     assert free_bytes == [400]
     free_bytes[0] = 650
-    assert ready_peers(model(), "cuda") is None  # too little is left
+    assert ready_peers(model(), OTHER) is None  # too little is left
     free_bytes[0] = 950
-    assert ready_peers(model(), "cuda") == ReadyPeers(on_cuda={})
+    assert ready_peers(model(), OTHER) == ReadyPeers(on_gpu={})
 
 
 @pytest.mark.parametrize("seed", [-1, 10**19, 10**20])

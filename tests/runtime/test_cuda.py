@@ -17,7 +17,7 @@ from autotuner.ir.models import load_model
 from autotuner.runtime import TrainingStep, TunedModule, TunedWarning, check, masks
 from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.masks import additive_key_mask
-from autotuner.runtime.peers.on_cuda import OURS, time_on_cuda
+from autotuner.runtime.peers.on_gpu import OURS, time_on_gpu
 from autotuner.runtime.saved_state import workspace_of
 from tests.runtime.kinds import pair
 from tests.runtime.layers import CUDA, assert_equal, gradients, on_cuda, x_on
@@ -403,7 +403,7 @@ def test_gradients_are_handed_over_without_a_copy_and_memory_stays_the_same() ->
 
 def test_peers_are_timed_with_and_without_a_graph_of_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    found, peaks, beside = time_on_cuda(configuration(model(dtype="bfloat16", p=0.1), 0, CUDA), samples=2)
+    found, peaks, beside = time_on_gpu(configuration(model(dtype="bfloat16", p=0.1), 0, CUDA), samples=2)
     assert {*OURS, "eager", "eager, captured", "sdpa flash", "sdpa flash, captured"} <= {*found}
     assert all(len(times) == 2 and min(times) > 0 and peaks[name] for name, times in found.items())
     assert any(name.startswith("torch.compile") and name.endswith(", captured") for name in found)

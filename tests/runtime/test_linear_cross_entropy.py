@@ -12,6 +12,7 @@ from torch.nn import functional
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
 from autotuner.measure.devices import device_of
 from autotuner.runtime import linear_cross_entropy as head
+from autotuner.runtime.devices import CudaRuntime
 from tests.kernels.calls import interpreted
 
 ROWS, FEATURES, WORDS = 37, 8, 50
@@ -94,8 +95,8 @@ def test_empty_words_that_fill_up_products_change_nothing(biased: bool, monkeypa
     read = [each for each in given if each is not None]
     expected = torch.autograd.grad(computed(*given, labels), read)
     assert head.empty_words(WORDS, torch.device("cpu")) == 0
-    assert head.empty_words(WORDS, torch.device("cuda")) == 14
-    monkeypatch.setattr(head, "empty_words", lambda words, _: -words % head.PITCH)
+    assert head.empty_words(WORDS, torch.device("cuda", 0)) == 14
+    monkeypatch.setattr(head, "empty_words", lambda words, _: -words % CudaRuntime.columns_multiple)
     loss = computed(*given, labels)
     found = torch.autograd.grad(loss, read)
     torch.testing.assert_close(loss, by_torch(*given, labels), rtol=1e-13, atol=0)

@@ -14,7 +14,7 @@ from autotuner.plan.step import Branches
 from autotuner.runtime import TunedModule, with_measured_overlap
 from autotuner.runtime.branching import BranchingCalls
 from autotuner.runtime.framework import MadeUpCall, encoder_layer
-from autotuner.runtime.peers.on_cuda import captured
+from autotuner.runtime.peers.on_gpu import captured
 from autotuner.runtime.peers.training_loop import TrainingLoop
 from tests.runtime.layers import CUDA, assert_equal, batch, gradients, tuned, x_on
 from tests.runtime.made_up_device import MadeUpDevice

@@ -11,7 +11,7 @@ from autotuner.plan.memory_planner import make_plan, memory
 from autotuner.runtime import TrainingStep, apply, encoder_layer, peak_bytes
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.framework import MadeUpCall
-from autotuner.runtime.peers.on_cuda import captured
+from autotuner.runtime.peers.on_gpu import captured
 from autotuner.runtime.peers.training_loop import TrainingLoop
 from tests.runtime.layers import CUDA
 from tests.runtime.plans import MASKED, SITES, configuration, model

@@ -16,14 +16,25 @@ from autotuner.runtime.made_up_region import MadeUpModelCall
 from autotuner.runtime.model_module import ModelOperators
 from autotuner.runtime.peers import as_measured, beside_kernels
 from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown
-from autotuner.runtime.peers.on_cuda import CAPTURED, GRAPHS, PLAN, add, fastest
-from autotuner.runtime.peers.stacked_layer import stacked_layer
+from autotuner.runtime.peers.on_gpu import (
+    CAPTURED,
+    COMPILED,
+    GRAPHS,
+    OURS,
+    PLAN,
+    add,
+    fastest,
+    peers_on_gpu,
+    time_on_gpu,
+)
+from autotuner.runtime.peers.stacked_layer import BACKENDS, stacked_layer
 from autotuner.runtime.peers.training_loop import TrainingLoop, balanced_orders, rounds
 from autotuner.runtime.saved_state import workspace_of
 from scripts.bench.all_peers import SideTiming, timing
 from scripts.bench.jax_layer import WITHOUT_DROPOUT
 from tests.runtime.bert_layers import bert_layer
 from tests.runtime.layers import assert_equal, batch, gradients, tuned
+from tests.runtime.made_up_device import instead_of_the_cpu
 from tests.runtime.plans import MASKED, configuration, model
 from tests.runtime.regions import shared_model
 
@@ -120,6 +131,27 @@ def test_the_captured_form_of_the_plan_stands_for_it_as_what_lies_beside_its_ker
     assert found.peers_peak_bytes == {"eager": None}
     del times_us[PLAN + CAPTURED]
     assert as_measured(times_us, {PLAN: 90, GRAPHS: 70, "eager": None}, BesideKernels(0.5)).plan_us == 4.5
+
+
+def test_on_a_device_with_graphs_a_plan_and_its_peers_are_timed_by_its_clock_call_by_call_and_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, of = instead_of_the_cpu(monkeypatch), model(dtype="float32")
+    for name, value in {"PAUSE_S": 0.0, "EXTENT": 4, "REPEATS": 1, "TURNS": 3}.items():
+        monkeypatch.setattr(beside_kernels, name, value)
+    monkeypatch.setattr(torch, "compile", lambda layer, **_: layer)
+    with pytest.warns(TunedWarning, match="sdpa cudnn is not among the sides"):
+        peers = peers_on_gpu(of, "cpu")
+    assert {"eager", "eager, captured", "sdpa flash", "sdpa flash, captured"} <= set(peers)
+    assert [name.partition(COMPILED)[2] in BACKENDS for name in peers if name.startswith(COMPILED)] != []
+    captures = device.captures
+    times_us, peaks_bytes, beside = time_on_gpu(configuration(of), 2, peers)
+    assert set(times_us) == {*OURS, *peers}
+    assert all(len(us) == 2 and min(us) > 0 and peaks_bytes[name] for name, us in times_us.items())
+    # the plan's own graphs, its captured step, that without kernels, and small kernels: together, and each alone
+    assert device.captures == captures + 2 + 1 + 1 + 1 + len(beside_kernels._small_kernels(device.device))
+    assert beside.overhead_us > 0
+    assert device.replays > device.captures
 
 
 class Cooled:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from autotuner.errors import DeviceError
 from autotuner.ir.device import CPU
@@ -39,6 +39,8 @@ def cpu_devices() -> list[Device]:
 @dataclass(frozen=True, slots=True)
 class CpuDevice(Device):
     """All cores of this machine that this process may use."""
+
+    policy_type: ClassVar[type[Policy]] = CpuPolicy
 
     @property
     def lock_name(self) -> str:

@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from autotuner.ir.device import CUDA, NVIDIA, vendor_of
 from autotuner.ir.records import Scalar
@@ -40,6 +40,8 @@ def cuda_devices() -> list[Device]:
 @dataclass(frozen=True, slots=True)
 class CudaDevice(Device):
     """One CUDA device, by torch's index."""
+
+    policy_type: ClassVar[type[Policy]] = CudaPolicy
 
     @property
     def lock_name(self) -> str:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from autotuner.ir.records import Scalar
 from autotuner.measure.policy import Policy
@@ -17,7 +17,9 @@ HELD_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Device(ABC):
-    """Something that kernels run on. `index` tells devices of one type apart."""
+    """Something that kernels run on. `index` tells devices of one type apart, `policy_type` is that of its policies."""
+
+    policy_type: ClassVar[type[Policy]]
 
     device_type: str
     name: str

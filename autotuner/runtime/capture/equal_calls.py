@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.reader import aten
+from autotuner.runtime.devices import device_runtime
 
 Called = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -57,7 +58,7 @@ def _grouped(result: Tensor, rows: Any, matrices: Any, offs: Any = None, bias: A
              out_dtype: torch.dtype | None = None) -> Called:  # fmt: skip
     if offs is None or bias is not None or out_dtype not in (None, result.dtype):
         raise UnknownError("a grouped product without groups, or with a bias or a type of its own")
-    if result.is_cuda and result.dtype != torch.bfloat16:
+    if device_runtime(result.device).has_graphs and result.dtype != torch.bfloat16:
         raise UnknownError(f"a grouped product in {result.dtype}, for whose sizes the host waits; bfloat16 needs none")
     if result.ndim != 2:
         raise UnknownError("a grouped product that makes a matrix for each group")

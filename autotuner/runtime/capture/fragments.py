@@ -136,7 +136,8 @@ def _is_number(constant: Any) -> bool:
 
 def _state() -> tuple[Any, ...]:
     """Return the settings of torch that decide, besides its operands, what a function asks of ATen."""
-    autocast = [(torch.is_autocast_enabled(type_), torch.get_autocast_dtype(type_)) for type_ in ("cpu", "cuda")]
+    types = torch._C._autocast_supported_devices()
+    autocast = [(each, torch.get_autocast_dtype(each)) for each in types if torch.is_autocast_enabled(each)]
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), *autocast,
         torch.are_deterministic_algorithms_enabled(), torch.backends.mha.get_fastpath_enabled(),

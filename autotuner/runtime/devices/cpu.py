@@ -19,6 +19,9 @@ class CpuRuntime:
 
     has_graphs = False
     has_own_memory = False
+    has_triton = False
+    sums_wide = False
+    columns_multiple = 1
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -60,6 +63,9 @@ class CpuRuntime:
     def captured(self, run: Run, pool: Any, repeats: int = 0) -> Run:  # noqa: ARG002
         raise RuntimeError(f"calls on {self.device} cannot be captured")
 
+    def captured_alone(self, warm: Run, run: Run) -> Run:  # noqa: ARG002
+        raise RuntimeError(f"calls on {self.device} cannot be captured")
+
     def synchronize(self) -> None:
         pass
 
@@ -87,6 +93,9 @@ class CpuRuntime:
 
     def gather(self, tensors: Iterable[Tensor]) -> None:
         pass
+
+    def free_bytes(self) -> tuple[int, int] | None:
+        return None
 
     def room_bytes(self) -> None:
         return None

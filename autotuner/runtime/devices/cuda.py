@@ -7,17 +7,15 @@ the same as the calls one by one would.
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
-from weakref import finalize
 
 import torch
 from torch import Tensor
 
-from autotuner.errors import DeviceError
-from autotuner.ir.device import CUDA, vendor_of
+from autotuner.ir.device import CUDA, NVIDIA, vendor_of
+from autotuner.runtime.devices.cuda_link import CudaLink
 from autotuner.runtime.devices.protocol import Run, in_state
 
 _SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}
@@ -36,8 +34,6 @@ PIECE_BYTES = 64 << 20
 """Of tensors that move together."""
 ALONE = 2
 """Uses of the memory of a tensor that shares it with no other: by the tensor, and by Python."""
-PAGE_BYTES = 4096
-"""Of the host's memory, which is locked in pages."""
 SHARED_POOL = (0, 0)
 """Of the allocator: memory that is no graph's."""
 HIGH, LOW = -1, 0
@@ -61,6 +57,9 @@ class CudaRuntime:
 
     has_graphs = True
     has_own_memory = True
+    has_triton = True
+    columns_multiple = 64
+    """Others take three times as long."""
 
     def __init__(self, device: torch.device) -> None:
         self.index = torch.cuda.current_device() if device.index is None else device.index
@@ -72,6 +71,10 @@ class CudaRuntime:
     @property
     def vendor(self) -> str:
         return vendor_of(CUDA, torch.version.hip)
+
+    @property
+    def sums_wide(self) -> bool:
+        return self.vendor == NVIDIA
 
     def is_current(self) -> bool:
         return torch.cuda.current_device() == self.index
@@ -181,6 +184,18 @@ class CudaRuntime:
             ):
                 anything.add_(1)
 
+    def captured_alone(self, warm: Run, run: Run) -> Run:
+        with self.guard():
+            side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                warm()
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                run()
+        return graph.replay
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)
 
@@ -226,7 +241,7 @@ class CudaRuntime:
         finally:
             generator.graphsafe_set_state(before)
 
-    def link(self) -> "CudaLink":
+    def link(self) -> CudaLink:
         return CudaLink(self.device)
 
     def gather(self, tensors: Iterable[Tensor]) -> None:
@@ -248,8 +263,11 @@ class CudaRuntime:
                     tensor.data = value
             torch.cuda.empty_cache()
 
+    def free_bytes(self) -> tuple[int, int]:
+        return torch.cuda.mem_get_info(self.index)
+
     def room_bytes(self) -> int:
-        free_bytes, all_bytes = torch.cuda.mem_get_info(self.index)
+        free_bytes, all_bytes = self.free_bytes()
         share = torch.cuda.get_per_process_memory_fraction(self.index)
         return min(free_bytes + torch.cuda.memory_reserved(self.index), int(share * all_bytes))
 
@@ -309,89 +327,3 @@ def _pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
             piece = []
     if piece:
         yield piece
-
-
-@dataclass(frozen=True)
-class _Copy:
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
-
-
-class CudaLink:
-    """The link of a CUDA device: streams for each direction, and host memory that is locked for the device.
-
-    Args:
-        device: with its index.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._first = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._locked: list[Tensor] = []
-        finalize(self, _unlock, self._locked)
-
-    def host_bytes(self, count: int) -> Tensor:
-        """Return locked memory, in pages of its own: of a page that has been locked, nothing can be locked again.
-
-        Torch's own locked memory comes in powers of two: up to half of a large layer's buffer would be of no use.
-
-        Raises:
-            DeviceError: the system does not allow to lock so much.
-        """
-        if not count:
-            return torch.empty(0, dtype=torch.uint8)
-        whole = -(-count // PAGE_BYTES) * PAGE_BYTES
-        made = torch.empty(whole + PAGE_BYTES, dtype=torch.uint8)
-        made = made[-made.data_ptr() % PAGE_BYTES :][:whole]
-        code = int(torch.cuda.cudart().cudaHostRegister(made.data_ptr(), whole, 0))  # type: ignore[no-untyped-call]
-        if code:
-            raise DeviceError(
-                f"{whole >> 20:,} MiB of the host's memory could not be locked for {self._device} (error {code} of "
-                "CUDA), beside "
-                f"{sum(each.numel() for each in self._locked) >> 20:,} MiB that are: `ulimit -l` says how much may be"
-            )
-        self._locked.append(made)
-        return made[:count]
-
-    def release(self, buffer: Tensor) -> None:
-        own = [each for each in self._locked if buffer.numel() and each.data_ptr() == buffer.data_ptr()]
-        self._locked[:] = [each for each in self._locked if all(each is not other for other in own)]
-        _unlock(own)
-
-    def down(self, target: Tensor, source: Tensor, first: bool = False) -> _Copy:
-        stream = self._first if first else self._down
-        found = self._copied(stream, target, source)
-        target.record_stream(stream)
-        return found
-
-    def up(self, target: Tensor, source: Tensor) -> _Copy:
-        found = self._copied(self._up, target, source)
-        source.record_stream(self._up)
-        return found
-
-    def wait(self, ticket: _Copy) -> None:
-        torch.cuda.current_stream(self._device).wait_event(ticket.ended)
-
-    def wait_on_host(self, ticket: _Copy) -> None:
-        ticket.ended.synchronize()
-
-    def seconds(self, ticket: _Copy) -> float:
-        ticket.ended.synchronize()
-        return float(ticket.began.elapsed_time(ticket.ended)) / 1e3
-
-    def _copied(self, stream: torch.cuda.Stream, target: Tensor, source: Tensor) -> _Copy:
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        made = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            made[0].record(stream)
-            target.copy_(source, non_blocking=True)
-            made[1].record(stream)
-        return _Copy(*made)
-
-
-def _unlock(locked: list[Tensor]) -> None:
-    for tensor in locked:
-        torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())  # type: ignore[no-untyped-call]
-    locked.clear()

@@ -69,14 +69,17 @@ class HostLink(Protocol):
 class DeviceRuntime(Protocol):
     """All that the runtime asks of a device. What a stream, an event or a pool is, only the device knows.
 
-    Nothing here waits on the host, except `captured`, once per graph, `synchronize` and `elapsed_us`.
+    Nothing here waits on the host, except `synchronize`, `elapsed_us`, and what captures, once per graph.
 
     Attributes:
         device: with its index, where the type has several devices.
         vendor: "nvidia", "amd" or "cpu"; torch gives devices of two vendors one type.
         has_graphs: whether calls are queued on streams, and can be captured in graphs that are replayed. Where they
-            cannot, there is one stream, calls are over when they return, and `pool` and `captured` are not called.
+            cannot, there is one stream, calls are over when they return, and `pool` and captures are not asked for.
         has_own_memory: whether its memory is not the host's.
+        has_triton: whether Triton compiles programs for it.
+        sums_wide: whether products of 16-bit matrices can be added to float32 (`out_dtype` of `torch.mm`).
+        columns_multiple: columns of a wide product are filled up to a multiple of it, since others take longer.
     """
 
     @property
@@ -90,6 +93,15 @@ class DeviceRuntime(Protocol):
 
     @property
     def has_own_memory(self) -> bool: ...
+
+    @property
+    def has_triton(self) -> bool: ...
+
+    @property
+    def sums_wide(self) -> bool: ...
+
+    @property
+    def columns_multiple(self) -> int: ...
 
     def is_current(self) -> bool:
         """Say whether this is the current device of its type."""
@@ -131,6 +143,15 @@ class DeviceRuntime(Protocol):
             Exception: whatever the function or the device says; generator and current stream are as before.
         """
 
+    def captured_alone(self, warm: Run, run: Run) -> Run:
+        """Return the replay of what a function queues, in memory of its own, as torch's documentation captures.
+
+        Peers of a plan are captured so: with nothing of what `captured` does beyond that.
+
+        Args:
+            warm: runs before, on another stream than the current one.
+        """
+
     def synchronize(self) -> None:
         """Wait for all that is queued on the device."""
 
@@ -164,6 +185,9 @@ class DeviceRuntime(Protocol):
         A tensor that stays keeps the whole piece from being given back that the allocator has cut it from. So what is
         made on the way, and stays, is gathered. One that shares its memory with another stays where it is.
         """
+
+    def free_bytes(self) -> tuple[int, int] | None:
+        """Return the bytes of the device that nobody has, and all of them; None where it has no memory of its own."""
 
     def room_bytes(self) -> int | None:
         """Return the bytes of the device that torch has or could have; None where it has no memory of its own."""

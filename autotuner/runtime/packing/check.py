@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autotuner.errors import InputError
 from autotuner.runtime.batches import IGNORED
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.packing.batches import Packer
 from autotuner.runtime.packing.interface import NAME, recorded, set_attention
 from autotuner.runtime.padding.rules import padding_token
@@ -202,7 +203,7 @@ def _quiet(model: nn.Module) -> Iterator[None]:
     try:
         with (
             torch.no_grad(), torch.autocast(device.type, enabled=False),
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            device_runtime(device).forked_random(),
         ):  # fmt: skip
             model.eval()
             yield

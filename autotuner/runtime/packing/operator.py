@@ -1,4 +1,4 @@
-"""Attention over packed tokens as an operator of torch, with its gradient: on a CUDA device by Triton."""
+"""Attention over packed tokens as an operator of torch, with its gradient: by Triton on devices that have it."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from autotuner.errors import InputError
 from autotuner.kernels.torch import packed_attention as by_torch
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.packing.bounds import seers_of
 
 SEEDS = 1 << 62
@@ -19,7 +20,7 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, factor: float, p: float, cap: float,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if query.is_cuda:
+    if device_runtime(query.device).has_triton:
         from autotuner.kernels.triton import packed_attention as by_triton
 
         return by_triton.forward(query, key, value, bounds, seed, factor, p, cap, bias)
@@ -40,7 +41,7 @@ def _gradients(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum_exp: Tensor, bounds: Tensor,
     seed: Tensor, bias: Tensor | None, *, factor: float, p: float, cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    if query.is_cuda:
+    if device_runtime(query.device).has_triton:
         from autotuner.kernels.triton import packed_attention as by_triton
 
         seers = seers_of(bounds)
@@ -63,7 +64,7 @@ def _bias_gradient(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum_exp: Tensor, bounds: Tensor,
     seed: Tensor, bias: Tensor, *, factor: float, p: float, cap: float,
 ) -> Tensor:  # fmt: skip
-    if query.is_cuda:
+    if device_runtime(query.device).has_triton:
         from autotuner.kernels.triton import packed_attention as by_triton
 
         return by_triton.bias_gradient(

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from autotuner.ir.device import CUDA
+from autotuner.ir.device import has_graphs
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.parts import Measured
 from autotuner.runtime.peers.beside_kernels import BesideKernels
 from autotuner.runtime.peers.on_cpu import time_on_cpu
-from autotuner.runtime.peers.on_cuda import CAPTURED, OURS, PLAN, time_on_cuda
+from autotuner.runtime.peers.on_gpu import CAPTURED, OURS, PLAN, time_on_gpu
 from autotuner.runtime.peers.ready import ReadyPeers, ready_peers
 from autotuner.runtime.peers.training_loop import peak_bytes
 
@@ -37,8 +37,8 @@ def time_peers(
         compiled, is missing, with a warning.
     """
     ready = ready or ReadyPeers()
-    if configuration.environment["device_type"] == CUDA:
-        return as_measured(*time_on_cuda(configuration, samples, ready.on_cuda, settled_share))
+    if has_graphs(configuration.device_type):
+        return as_measured(*time_on_gpu(configuration, samples, ready.on_gpu, settled_share))
     return as_measured(*time_on_cpu(configuration, samples, threads, ready.on_cpu, settled_share))
 
 

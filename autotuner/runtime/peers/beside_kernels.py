@@ -1,4 +1,4 @@
-"""The time of a step on CUDA that is not in the timings of its kernels: what is copied, switched and slowed down.
+"""The time of a captured step that is not in the timings of its kernels: what is copied, switched and slowed down.
 
 Each kernel is timed alone: call behind call of the same kernel, in short rounds. In a step, another kernel runs before
 it, and load that lasts may lower the device's clock.
@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from autotuner.runtime.devices import Run, device_runtime
+from autotuner.runtime.devices import DeviceRuntime, Run
 
 EXTENT = 256
 """Of the matrices of small kernels: they stay in the second-level cache, and a kernel lasts a few microseconds."""
@@ -49,22 +49,21 @@ def slowdown(lasting_us: float, side: TakesTurns) -> float:
     return lasting_us / median(briefs)
 
 
-def switching_us(device: torch.device) -> float:
+def switching_us(runtime: DeviceRuntime) -> float:
     """Return what a small kernel takes longer behind another one than behind itself, in microseconds.
 
-    Some kernels of torch take turns in one CUDA graph; each also has a graph of its own with as many calls.
+    Some kernels of torch take turns in one graph; each also has a graph of its own with as many calls.
     """
-    runs = _small_kernels(device)
+    runs = _small_kernels(runtime.device)
     for run in runs:
         run()
-    runtime = device_runtime(device)
     pool = runtime.pool()
     mixed = runtime.captured(partial(_run, runs * REPEATS), pool)
     alone = [runtime.captured(partial(_run, [run] * (REPEATS * len(runs))), pool) for run in runs]
     found = []
     for _ in range(TURNS):
-        of_alone = [_replay_us(replay) for replay in alone]
-        found.append(_replay_us(mixed) - sum(of_alone) / len(of_alone))
+        of_alone = [_replay_us(runtime, replay) for replay in alone]
+        found.append(_replay_us(runtime, mixed) - sum(of_alone) / len(of_alone))
     return max(0.0, median(found) / (REPEATS * len(runs)))
 
 
@@ -91,11 +90,8 @@ def _run(runs: Sequence[Run]) -> None:
         run()
 
 
-def _replay_us(replay: Run) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+def _replay_us(runtime: DeviceRuntime, replay: Run) -> float:
     replay()
-    start.record()
+    began = runtime.mark()
     replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+    return runtime.elapsed_us(began, runtime.mark())

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from autotuner.ir.device import CUDA
+from autotuner.ir.device import has_graphs
 from autotuner.ir.models import Model
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.peers.on_cpu import peers_on_cpu, torch_threads
-from autotuner.runtime.peers.on_cuda import TimedStep, peers_on_cuda
+from autotuner.runtime.peers.on_gpu import TimedStep, peers_on_gpu
 from autotuner.runtime.peers.training_loop import TrainingLoop
 
 FREE_SHARE = 0.5
@@ -21,7 +22,7 @@ class ReadyPeers:
     """Peers that are built and warm, of a device of one type."""
 
     on_cpu: Mapping[str, TrainingLoop] | None = None
-    on_cuda: Mapping[str, TimedStep] | None = None
+    on_gpu: Mapping[str, TimedStep] | None = None
 
 
 def ready_peers(model: Model, device_type: str, threads: int | None = None) -> ReadyPeers | None:
@@ -30,11 +31,13 @@ def ready_peers(model: Model, device_type: str, threads: int | None = None) -> R
     Args:
         threads: as in `time_peers`.
     """
-    if device_type != CUDA:
+    if not has_graphs(device_type):
         with torch_threads(threads):
             return ReadyPeers(on_cpu=peers_on_cpu(model))
-    free_bytes, all_bytes = torch.cuda.mem_get_info()
-    if free_bytes < FREE_SHARE * all_bytes:
+    runtime = device_runtime(torch.device(device_type))
+    before = runtime.free_bytes()
+    if before is not None and before[0] < FREE_SHARE * before[1]:
         return None
-    found = ReadyPeers(on_cuda=peers_on_cuda(model))
-    return found if torch.cuda.mem_get_info()[0] >= FREE_SHARE * free_bytes else None
+    found = ReadyPeers(on_gpu=peers_on_gpu(model, device_type))
+    left = runtime.free_bytes()
+    return None if before and left and left[0] < FREE_SHARE * before[0] else found

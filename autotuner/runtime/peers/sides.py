@@ -21,7 +21,7 @@ def plan_of(configuration: Configuration, *, graphs: bool = True) -> nn.Module:
     model = configuration.model
     if not model.has_framework_layer:
         return ModelModule([configuration], graphs=graphs)
-    layer = encoder_layer(model, device=str(configuration.environment["device_type"]))
+    layer = encoder_layer(model, device=configuration.device_type)
     return apply(layer, configuration, graphs=graphs)
 
 

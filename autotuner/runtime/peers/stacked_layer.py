@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autotuner.ir.device import CUDA
 from autotuner.ir.models import Model
 from autotuner.runtime.framework import encoder_layer
 
@@ -85,7 +84,7 @@ class StackedLayer(nn.Module):
         return y
 
 
-def stacked_layer(model: Model, backend: str | None = None, device: str = CUDA) -> StackedLayer:
+def stacked_layer(model: Model, backend: str | None = None, *, device: str) -> StackedLayer:
     """Return a stacked layer with the values of `encoder_layer(model)`.
 
     Args:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
+import torch
 from torch import nn
 
 from autotuner.measure.devices import device_of
@@ -26,6 +27,10 @@ class TrainingLoop:
     def __init__(self, layer: nn.Module, call: StepCall) -> None:
         self.layer, self._call = layer, call
         self.leaves = [*call.leaves, *layer.parameters()]
+
+    @property
+    def device(self) -> torch.device:
+        return self._call.device
 
     def drop(self) -> None:
         for leaf in self.leaves:
@@ -65,7 +70,7 @@ class TrainingLoop:
         self.step()  # what is compiled is compiled here
         self.renew()
         self.drop()
-        device = self._call.device
+        device = self.device
         found = device_of(device.type, device.index or 0).allocated_bytes(steps)
         self.drop()
         return found
@@ -80,7 +85,7 @@ def peak_bytes(layer: nn.Module, call: StepCall) -> int:
 
     Args:
         layer: a tuned one or the framework's, compiled or not. A tuned one is given new memory.
-        call: what it is called with. On CUDA, memory that only graphs use counts while they are captured.
+        call: what it is called with. Memory that only graphs use counts while they are captured.
     """
     return TrainingLoop(layer, call).peak_bytes()
 

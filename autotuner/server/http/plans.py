@@ -114,7 +114,8 @@ class MeasuredSpaces:
             configuration, space, known = plain[1].configuration, plain[1].space, plain[1].known
         else:
             configuration = self._answers.configuration(configuration_id)
-            space = build_space(configuration.graph(), space_file(str(configuration.environment["device_type"])))
+            file = space_file(configuration.device_type)
+            space = build_space(configuration.graph(), file, vendor=configuration.vendor)
             known = self._database.find(configuration.environment_key, tuple(space.calls))
         if not solved:
             return MeasuredSpace(configuration, space, known, None, "")

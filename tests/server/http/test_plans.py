@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
@@ -15,9 +16,10 @@ from autotuner.plan.report.candidates import OperatorCandidates
 from autotuner.plan.report.differences import ConfigurationDifferences
 from autotuner.plan.report.picture import PlanPicture
 from autotuner.server.http import create_app
-from autotuner.server.http.plans import MeasuredSteps
+from autotuner.server.http.answers import Answers
+from autotuner.server.http.plans import MeasuredSpaces, MeasuredSteps
 from autotuner.tuner import build_configuration
-from tests.made_up import HERE, feed_forward, space_of, times
+from tests.made_up import HERE, feed_forward, made_up_configuration, small_model, space_of, times
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,20 @@ def test_two_configurations_are_compared_by_the_parts_that_both_compute(asking: 
 @pytest.mark.parametrize("path", ["plan", "steps", "operators/y/candidates", "compare/1"])
 def test_a_configuration_that_is_not_there_is_not_found(asking: TestClient, path: str) -> None:
     assert asking.get(f"/v1/configurations/99/{path}").status_code == 404
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_a_plan_is_set_against_what_its_vendors_devices_can_run(
+    database: Database, tmp_path: Path, vendor: str
+) -> None:
+    facts = {} if vendor == "nvidia" else {"vendor": vendor}
+    environment = {"device_type": "cuda", "device_name": "made up", "facts": facts, "policy": {}}
+    database.remember(HERE)
+    save(database, replace(made_up_configuration(small_model(tmp_path)), environment=environment))
+    found = MeasuredSpaces(database, Answers(database)).of(1, solved=False)
+    kernels = {choice.candidate.kernel for choice in found.space.choices}
+    assert any(name.startswith("cublaslt_") for name in kernels) == (vendor == "nvidia")
+    assert "cublas_matmul" in kernels
 
 
 def test_the_trace_of_a_job_is_what_its_worker_noted(database: Database, asked: TestClient) -> None:

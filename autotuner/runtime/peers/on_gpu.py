@@ -1,9 +1,9 @@
-"""One training step of a configuration against its peers on CUDA, each in its strongest forms.
+"""One training step of a configuration against its peers on a device with graphs, each in its strongest forms.
 
 Policy: one process; forward, and backward with every gradient, x included. Before each step all gradients are dropped,
-so that each step makes new ones: the same lifetimes for all. Each side also runs as one CUDA graph of the whole step,
+so that each step makes new ones: the same lifetimes for all. Each side also runs as one graph of the whole step,
 captured with gradients set to None as torch's documentation says; its name then ends in ", captured". A turn is one
-untimed step, then steps that last 20 ms or more between two events; it is queued whole, and the device is waited for
+untimed step, then steps that last 20 ms or more between two marks; it is queued whole, and the device is waited for
 at its end, so that no side runs ahead while another one is timed. Sides take turns round-robin with a rotating start.
 What a side does on the host counts where it is slower than the device, as in a training loop. What steps allocate is
 recorded before, from the first on, with what a tuned layer keeps for the next; for a captured one, up to its capture.
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotuner.ir.device import CUDA
 from autotuner.ir.models import Model
 from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
+from autotuner.runtime.devices import DeviceRuntime, Run, device_runtime
 from autotuner.runtime.fallbacks import warn
 from autotuner.runtime.peers.beside_kernels import BesideKernels, slowdown, switching_us
 from autotuner.runtime.peers.sides import Layer, StepCall, call_of, layers_of, plan_of
@@ -36,48 +36,45 @@ OURS = (PLAN, GRAPHS, PLAN + CAPTURED)
 
 
 class TimedStep:
-    """A step that takes turns with others, timed by the device's own events.
+    """A step that takes turns with others, timed by the device's own clock.
 
     `when_queued` is called in each turn once all of it is queued, and before the device is waited for.
     """
 
-    def __init__(self, step: Callable[[], None], peak_bytes: int | None, kept: Any = None) -> None:
-        self._step, self.peak_bytes = step, peak_bytes
+    def __init__(self, runtime: DeviceRuntime, step: Run, peak_bytes: int | None, kept: Any = None) -> None:
+        self._runtime, self._step, self.peak_bytes = runtime, step, peak_bytes
         self._kept = kept  # the memory that a graph reads and writes
         self.when_queued: Callable[[], None] = lambda: None
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._count = 3
         self.estimate_us = self.turn_us()
         self._count = max(3, round(TURN_US / self.estimate_us))
 
     def turn_us(self) -> float:
         """Return the mean of a turn's steps, in microseconds, the first left out."""
-        start, end = self._events
         self._step()
-        start.record()
+        began = self._runtime.mark()
         for _ in range(self._count):
             self._step()
-        end.record()
+        ended = self._runtime.mark()
         self.when_queued()
-        torch.cuda.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / self._count
+        self._runtime.synchronize()
+        return self._runtime.elapsed_us(began, ended) / self._count
 
     def brief_us(self) -> float:
         """Return the mean of a few steps, in microseconds, behind as many that are not timed."""
-        torch.cuda.synchronize()
-        start, end = self._events
+        self._runtime.synchronize()
         count = max(1, round(BRIEF_US / self.estimate_us))
         for _ in range(count):
             self._step()
-        start.record()
+        began = self._runtime.mark()
         for _ in range(count):
             self._step()
-        end.record()
-        torch.cuda.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / count
+        ended = self._runtime.mark()
+        self._runtime.synchronize()
+        return self._runtime.elapsed_us(began, ended) / count
 
 
-def time_on_cuda(
+def time_on_gpu(
     configuration: Configuration,
     samples: int,
     peers: Mapping[str, TimedStep] | None = None,
@@ -92,7 +89,9 @@ def time_on_cuda(
     Returns:
         Times and peak of each side, and what the plan's step takes beside its kernels.
     """
-    sides = own_sides(configuration) | dict(peers_on_cuda(configuration.model) if peers is None else peers)
+    if peers is None:
+        peers = peers_on_gpu(configuration.model, configuration.device_type)
+    sides = own_sides(configuration) | dict(peers)
     times = rounds({name: side.turn_us for name, side in sides.items()}, samples, settled_share)
     peaks = {name: side.peak_bytes for name, side in sides.items()}
     plan = partial(plan_of, configuration, graphs=False)
@@ -101,30 +100,30 @@ def time_on_cuda(
 
 def own_sides(configuration: Configuration) -> dict[str, TimedStep]:
     """Return the sides of `OURS`. One that fails is missing, with a warning, but for the plain step."""
-    call = partial(call_of, configuration.model, CUDA)
+    call = partial(call_of, configuration.model, configuration.device_type)
     sides: dict[str, TimedStep] = {}
     add(sides, PLAN, partial(plan_of, configuration, graphs=False), call)
     add(sides, GRAPHS, partial(plan_of, configuration), call, captures=False)
     return sides
 
 
-def peers_on_cuda(model: Model) -> dict[str, TimedStep]:
+def peers_on_gpu(model: Model, device_type: str) -> dict[str, TimedStep]:
     """Return the peers of a model's plans, each with and without ", captured".
 
     The framework's layer has others with stacked weights and each attention kernel: only the fastest of these is
     compiled. A side that fails is missing, with a warning.
     """
-    call = partial(call_of, model, CUDA)
+    call = partial(call_of, model, device_type)
     sides: dict[str, TimedStep] = {}
-    for name, (when_compiled, layer) in layers_of(model, CUDA).items():
+    for name, (when_compiled, layer) in layers_of(model, device_type).items():
         add(sides, name, layer, call)
         for backend in BACKENDS if model.has_framework_layer else ():
-            add(sides, f"sdpa {backend}", partial(stacked_layer, model, backend), call)
+            add(sides, f"sdpa {backend}", partial(stacked_layer, model, backend, device=device_type), call)
         best = fastest({each: side.estimate_us for each, side in sides.items()}, "sdpa ")
         if best is None:
             add(sides, when_compiled, partial(compiled, layer), call)
         else:
-            add(sides, f"{COMPILED}{best}", compiled_stack(model, best), call)
+            add(sides, f"{COMPILED}{best}", compiled_stack(model, best, device_type), call)
     return sides
 
 
@@ -136,7 +135,7 @@ def add(
         loop = TrainingLoop(make(), call())
         found = loop.peak_bytes()
         loop.warm()
-        sides[name] = TimedStep(loop.step, found)
+        sides[name] = TimedStep(device_runtime(loop.device), loop.step, found)
     except Exception as error:
         if name == PLAN:
             raise
@@ -158,22 +157,20 @@ def captured(loop: TrainingLoop, *, anew: bool = True) -> TimedStep:
     if anew:
         loop.renew()
     loop.drop()
-    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    runtime, replays = device_runtime(loop.device), list[Run]()
+
+    def warm() -> None:
+        loop.warm()
+        loop.drop()
 
     def capture() -> None:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            loop.warm()
-        torch.cuda.current_stream().wait_stream(side)
-        loop.drop()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            loop.step()
+        replays.append(runtime.captured_alone(warm, loop.step))
 
-    found = device_of(CUDA, torch.cuda.current_device()).allocated_bytes(capture)
+    device = runtime.device
+    found = device_of(device.type, device.index or 0).allocated_bytes(capture)
     written = loop, [leaf.grad for leaf in loop.leaves]
     loop.drop()
-    return TimedStep(graph.replay, found, written)
+    return TimedStep(runtime, replays[0], found, written)
 
 
 def compiled(make: Layer, mode: str | None = None) -> nn.Module:
@@ -181,9 +178,9 @@ def compiled(make: Layer, mode: str | None = None) -> nn.Module:
     return layer  # type: ignore[no-any-return]
 
 
-def compiled_stack(model: Model, backend: str, mode: str | None = None) -> Layer:
+def compiled_stack(model: Model, backend: str, device_type: str, mode: str | None = None) -> Layer:
     """Return what makes a stacked layer with one attention kernel, compiled."""
-    return partial(compiled, partial(stacked_layer, model, backend), mode)
+    return partial(compiled, partial(stacked_layer, model, backend, device=device_type), mode)
 
 
 def fastest(times_us: Mapping[str, float], beginning: str) -> str | None:
@@ -215,14 +212,14 @@ def beside_kernels(
     plan = PLAN + CAPTURED
     return BesideKernels(
         overhead_us(configuration, plan_of_it, samples),
-        len(configuration.steps) * switching_us(torch.device(CUDA, torch.cuda.current_device())),
+        len(configuration.steps) * switching_us(device_runtime(torch.device(configuration.device_type))),
         slowdown(median(times_us[plan]), sides[plan]) if plan in sides else 1.0,
     )
 
 
 def overhead_us(configuration: Configuration, plan_of_it: Layer, samples: int) -> float:
     """Return what a captured step takes without its kernels: copies of inputs and parameters, what autograd adds."""
-    loop = TrainingLoop(plan_of_it(), call_of(configuration.model, CUDA))
+    loop = TrainingLoop(plan_of_it(), call_of(configuration.model, configuration.device_type))
     loop.skip_kernels()
     side = captured(loop, anew=False)
     return median(side.turn_us() for _ in range(samples))
