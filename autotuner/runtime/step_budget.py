@@ -8,6 +8,7 @@ they run. Where that needs more than it should, faster ways are given up, and th
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from autotuner.errors import BudgetError
+from autotuner.ir.numerics import CLASSES, Numerics
 from autotuner.plan.phrases import binary
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.devices.protocol import MemoryMeter
@@ -70,7 +72,7 @@ class StepNeeds:
         reserved_bytes: the most that the allocator has taken from the device; 0 where it keeps nothing that is freed.
         regions, repeating: how many regions there are, and how many of them run their forward again in backward.
         least_us, time_us: what all regions take at their fastest, and as they run now.
-        narrow: how many regions save activations in 8 bits, which `numerics="8-bit"` allows.
+        inexact: numerics classes in which regions save activations, each with how many of them do.
     """
 
     budget_bytes: int
@@ -82,7 +84,12 @@ class StepNeeds:
     repeating: int
     least_us: float
     time_us: float
-    narrow: int = 0
+    inexact: tuple[tuple[Numerics, int], ...] = ()
+
+    @property
+    def narrow(self) -> int:
+        """Regions that save activations in a numerics class that is not exact, as `numerics="8-bit"` allows."""
+        return sum(count for _, count in self.inexact)
 
     @property
     def most_bytes(self) -> int:
@@ -91,11 +98,11 @@ class StepNeeds:
 
     def __str__(self) -> str:
         slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
-        eight = f", {self.narrow} save activations in 8 bits" if self.narrow else ""
+        saving = "".join(f", {CLASSES[numerics].regions.format(count)}" for numerics, count in self.inexact)
         told = f"{binary(self.most_bytes)} measured" if self.most_bytes else f"{binary(self.predicted_bytes)} predicted"
         return (
             f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
-            f"regions run their forward again in backward{eight}{slower}"
+            f"regions run their forward again in backward{saving}{slower}"
         )
 
 
@@ -329,10 +336,11 @@ class StepBudget:
         assert self._lean is not None
         self._ways, self._stage = chosen, _Stage.CHOSEN
         ways = {region: self.way_of(region) for region in self._lean.order}
+        inexact = tuple(Counter(numerics for way in ways.values() for numerics in way.inexact).items())
         self.needs = StepNeeds(
             self.budget_bytes, self._lean_bytes, self._lean.predicted_bytes(ways), 0, 0, len(ways),
             sum(way.repeats for way in ways.values()), sum(region.fastest.time_us for region in ways),
-            sum(way.time_us for way in ways.values()), sum(way.narrow for way in ways.values()),
+            sum(way.time_us for way in ways.values()), inexact,
         )  # fmt: skip
 
     def _too_small(self, log: StepLog) -> str:

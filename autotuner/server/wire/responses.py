@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotuner.ir.formats import Numerics
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import Scalar, Status
 from autotuner.server.wire.requests import SubmittedLimits
 from autotuner.server.wire.values import JobStateName, MatchName, RoleName
