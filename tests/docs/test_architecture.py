@@ -10,7 +10,8 @@ from autotuner.measure.child import load_modules
 from autotuner.solve import SOLVERS
 
 PACKAGE = Path(autotuner.__file__).parent
-TEXT = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "architecture.md").read_text()
 
 
 def rows(head: str) -> dict[str, list[str]]:
@@ -30,6 +31,13 @@ def test_the_packages_are_those_that_there_are() -> None:
     known = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     named = rows("package").keys()
     assert known == named
+
+
+def test_the_files_to_open_for_what_is_added_are_there() -> None:
+    for added, (_, files) in rows("to add").items():
+        named = [name for name in re.findall(r"`([^`]+)`", files) if "/" in name]
+        assert named or "](#" in files, added
+        assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
 def test_the_vendors_of_kernels_are_those_that_are_registered() -> None:

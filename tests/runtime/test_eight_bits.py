@@ -93,7 +93,7 @@ def test_a_further_class_is_a_declaration_that_plans_and_the_backend_ask(monkeyp
     found = under(LEANER)
     saved = found.inexact["8-bit"]
     told = {"does": "saves {} in 4 bits", "explanation": "Forward saves {} in 4 bits.", "held": "{} in 4 bits"}
-    monkeypatch.setitem(CLASSES, "4-bit", replace(CLASSES["8-bit"], name="4-bit", **told))  # type: ignore[arg-type]
+    monkeypatch.setitem(CLASSES, "4-bit", replace(CLASSES["8-bit"], name="4-bit", **told))  # type: ignore[arg-type, misc]
     monkeypatch.setitem(FORMATS, "int8", replace(FORMATS["int8"], numerics="4-bit"))  # type: ignore[arg-type]
     assert found.inexact == {"4-bit": saved}
     assert f"Forward saves {', '.join(saved)} in 4 bits." in explain_plan(found).words
