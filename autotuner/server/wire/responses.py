@@ -18,20 +18,6 @@ class ResponseBody(BaseModel):
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
-STAGES = {
-    "space": "enumerating",
-    "search": "searching launch parameters",
-    "ceilings": "measuring ceilings",
-    "compile": "compiling",
-    "measure": "measuring",
-    "confirm": "confirming",
-    "solve": "solving",
-    "end_to_end": "timing end to end",
-    "done": "done",
-}
-"""Words for each stage of a job."""
-
-
 class ProgressView(ResponseBody):
     """Progress of a job: `done` of `total` calls of this stage; the best plan so far, and by what share it may take
     longer than the best there can be: `gap` is proven, `estimated_gap` follows from learned costs. `eta_s` is until
