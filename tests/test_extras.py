@@ -229,12 +229,105 @@ found = autotuner.tune("bert-encoder:tiny", extents={SMALL}, space="space.yaml",
                        limits=autotuner.Limits(measurements=5), end_to_end=False)
 print(found.model.reference, len(found.steps) > 10, "rich" in sys.modules)
 autotuner.save_configuration(found, "found.json")
+import torch
+if not torch.cuda.is_available():
+    try:
+        autotuner.tune("bert-encoder:tiny", device="cuda")
+    except autotuner.AutotunerError as error:
+        print("refused:", type(error).__name__, error)
 """
     said = tuner.run("-c", program)
     assert "bert-encoder:tiny True False" in said
     assert "autotuner: bert-encoder:tiny: enumerating" in said
     assert (tmp_path / "found.json").exists()
     assert (tmp_path / "autotuner.sqlite").exists()
+    assert torch.cuda.is_available() or "refused: DeviceError no device 'cuda' here; what is here: cpu (" in said
+
+
+@pytest.fixture(scope="module")
+def bare_tuner(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """What keeps and asks a database, without torch."""
+    return Environment(tmp_path_factory.mktemp("bare_tuner"), wheel, "tune")
+
+
+def test_without_torch_a_database_is_kept_and_tuning_says_what_is_missing(bare_tuner: Environment) -> None:
+    assert not bare_tuner.installed & {"torch", "rich", "typer", "httpx2"}
+    program = f"""
+import autotuner
+from autotuner.database import open_database
+with open_database("kept.sqlite") as database:
+    print("kept", database.environments())
+try:
+    autotuner.tune("bert-encoder:tiny", extents={SMALL}, database="kept.sqlite", end_to_end=False)
+except autotuner.AutotunerError as error:
+    print(type(error).__name__, error)
+NAMES = ("training_step",)
+{REFUSED}
+"""
+    said = bare_tuner.run("-c", program)
+    assert "kept []" in said
+    for use in ("measuring", "autotuner.training_step"):
+        assert f'MissingError {use} needs torch, which is not installed: install "autotuner[torch]"' in said
+
+
+def test_postgresql_finds_its_driver_and_without_it_names_the_extra(
+    bare_tuner: Environment, wheel: Path, tmp_path: Path
+) -> None:
+    program = """
+import autotuner
+from autotuner.database import open_database
+try:
+    open_database("postgresql+psycopg://nobody@127.0.0.1:9/none")
+except autotuner.AutotunerError as error:
+    print(type(error).__name__, error)
+"""
+    said = bare_tuner.run("-c", program)
+    assert 'needs psycopg, which is not installed: install "autotuner[postgresql]"' in said
+    served = Environment(tmp_path, wheel, "tune", "postgresql")
+    said = served.run("-c", program)
+    assert "MissingError" not in said
+    assert "UnavailableError database postgresql+psycopg://nobody@127.0.0.1:9/none" in said
+
+
+def test_plot_draws_a_figure_of_a_plan_and_without_it_the_command_names_the_extra(wheel: Path, tmp_path: Path) -> None:
+    drawing = Environment(tmp_path, wheel, "cli", "plot")
+    save_configuration(configuration(model(SMALL, dtype="float32")), tmp_path / "layer.json")
+    command = ("-m", "autotuner.cli", "plot", "layer.json", "--kind", "memory", "--output", "memory.svg")
+    drawing.run(*command)
+    assert "<svg" in (tmp_path / "memory.svg").read_text()
+    (linked,) = (tmp_path / "venv").glob("lib/python*/site-packages/matplotlib")
+    linked.unlink()
+    said = drawing.run(*command, code=10)
+    assert 'a figure needs matplotlib, which is not installed: install "autotuner[plot]"' in said
+
+
+def test_a_fleet_finds_ray_and_without_it_names_the_extra(bare_tuner: Environment, wheel: Path, tmp_path: Path) -> None:
+    program = """
+import autotuner
+from autotuner.fleet.importing import imported
+try:
+    print("ray", imported().__version__)
+except autotuner.AutotunerError as error:
+    print(type(error).__name__, error)
+"""
+    said = bare_tuner.run("-c", program)
+    assert said == 'MissingError a fleet needs ray, which is not installed: install "autotuner[fleet]"'
+    assert re.fullmatch(r"ray 2\.60\.\d+", Environment(tmp_path, wheel, "fleet").run("-c", program))
+
+
+def test_all_is_command_line_tuning_client_and_service_without_torch(wheel: Path, tmp_path: Path) -> None:
+    whole = Environment(tmp_path, wheel, "all")
+    of = {package for package, extra in EXTRAS.items() if extra in ("cli", "client", "server", "tune")}
+    assert whole.installed >= {canonicalize_name(package) for package in of}
+    assert not whole.installed & {"torch", "ray", "psycopg", "matplotlib"}
+    program = f"""
+import importlib
+for package in {sorted(of)}:
+    importlib.import_module(package)
+import autotuner.cli.program, autotuner.server.http.application, autotuner.tuner
+print("all is there")
+"""
+    assert "all is there" in whole.run("-c", program)
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from autotuner.api.shapes import ShapeDispatch, UntunedError, symbolic_places
 from autotuner.api.telling import Say, teller_of_backend
 from autotuner.errors import AutotunerError, ConfigurationError
 from autotuner.ir.device import CPU
-from autotuner.ir.formats import Numerics
 from autotuner.ir.kinds import draws
+from autotuner.ir.numerics import CLASSES, Numerics, allowed_classes
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.phrases import some
 from autotuner.runtime.capture import Call, CapturedModule, Region
@@ -225,15 +225,12 @@ def _allowed(configuration: Configuration, numerics: Numerics) -> list[Configura
     Raises:
         ConfigurationError: those of the first one are not.
     """
-    if numerics != "8-bit" and configuration.narrow:
-        raise ConfigurationError(f'its plan saves {some(configuration.narrow)} in 8 bits: numerics="8-bit" allows that')
-    if numerics != "fp8" and configuration.rounded:
-        told = f"its plan computes {some(configuration.rounded)} from operands in 8-bit floats"
-        raise ConfigurationError(f'{told}: numerics="fp8" allows that')
-    return [
-        plan for plan in configuration.plans
-        if (numerics == "8-bit" or not plan.narrow) and (numerics == "fp8" or not plan.rounded)
-    ]  # fmt: skip
+    allowed = allowed_classes(numerics)
+    for each, tensors in configuration.inexact.items():
+        if each not in allowed:
+            told = CLASSES[each].does.format(some(tensors))
+            raise ConfigurationError(f'its plan {told}: numerics="{each}" allows that')
+    return [plan for plan in configuration.plans if plan.inexact.keys() <= set(allowed)]
 
 
 def _made_of(make: Callable[[Configuration], TunedRegion], plans: Sequence[Configuration]) -> Iterator[TunedRegion]:

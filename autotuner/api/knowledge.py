@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from autotuner.errors import ConfigurationError, InputError, NotFoundError, ServiceError, TunedWarning, stacklevel
 from autotuner.extras import needed_for
-from autotuner.ir.formats import Numerics, allowed_classes
 from autotuner.ir.matching import same_tensors
 from autotuner.ir.models import Model, load_model
+from autotuner.ir.numerics import Numerics, allowed_classes
 from autotuner.ir.records import canonical_json
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration, load_configuration

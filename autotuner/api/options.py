@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotuner.api.knowledge import Given
 from autotuner.errors import InputError
-from autotuner.ir.formats import checked_numerics
+from autotuner.ir.numerics import checked_numerics
 from autotuner.settings import TuneOptions, parsed_bytes
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from autotuner.plan.configuration import Configuration
-from autotuner.plan.phrases import over_default, time_left
-from autotuner.server.wire.responses import STAGES
+from autotuner.plan.phrases import STAGES, over_default, time_left
 from autotuner.settings import is_dumb_terminal
 
 if TYPE_CHECKING:

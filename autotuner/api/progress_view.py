@@ -19,8 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from autotuner.plan.phrases import microseconds, over_default, plain, short_form, wait
-from autotuner.server.wire.responses import STAGES
+from autotuner.plan.phrases import STAGES, microseconds, over_default, plain, short_form, wait
 
 if TYPE_CHECKING:
     from autotuner.tuner import PlannedCall, Progress, Watch

@@ -15,8 +15,8 @@ from autotuner.api.layers import as_model
 from autotuner.api.telling import Teller, show
 from autotuner.database import open_database
 from autotuner.errors import InputError, TunedWarning, stacklevel
-from autotuner.ir.formats import checked_numerics
 from autotuner.ir.models import Model
+from autotuner.ir.numerics import checked_numerics
 from autotuner.ir.records import Scalar
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration

@@ -25,7 +25,7 @@ from autotuner.cli.options import (
 from autotuner.cli.printing import print_configuration
 from autotuner.cli.progress import Followed
 from autotuner.errors import AutotunerError, NotFoundError
-from autotuner.ir.formats import checked_numerics
+from autotuner.ir.numerics import checked_numerics
 from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 
 from autotuner.errors import InputError, ModelError
 from autotuner.files import check_writable
-from autotuner.ir.formats import checked_numerics
+from autotuner.ir.numerics import checked_numerics, listed_classes
 from autotuner.settings import Limits, TuneKeywords, parsed_bytes, progress_format
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ NumericsOption = Annotated[
     str,
     typer.Option(
         "--numerics",
-        help="What may be saved for backward under a budget: exact, or 8-bit, also activations as 8-bit integers; "
-        "or fp8: products with weights may be of 8-bit floats.",
+        help="What may be saved for backward under a budget: exact"
+        + listed_classes(", or {name}, also activations as {numbers}", for_memory=True)
+        + listed_classes("; or {name}: products with weights may be of {numbers}", for_memory=False)
+        + ".",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autotuner.cli.console import err
-from autotuner.plan.phrases import plain
+from autotuner.plan.phrases import STAGES, plain
 
 if TYPE_CHECKING:
     from autotuner.api.progress_json import JsonPrinter
@@ -162,8 +162,6 @@ class Followed:
 
 def stage_of(job: "JobView") -> str:
     """Say in a few words what happens to a job now."""
-    from autotuner.server.wire.responses import STAGES
-
     if job.state == "queued" and job.waits_for is not None:
         return f"job {job.id} waits for job {job.waits_for}, which has the same request"
     if job.state == "queued":

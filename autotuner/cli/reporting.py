@@ -94,13 +94,13 @@ def plot(
     from autotuner.cli import plots
     from autotuner.plan.configuration import load_configuration
     from autotuner.plan.report.picture import Ceilings, picture
-    from autotuner.tuner.ceilings import ceilings_of
 
     found = load_configuration(path)
     check_output(output, path, database, space)
     ceilings, times = Ceilings(None, {}), []
     if database is not None:
         from autotuner.database import open_database
+        from autotuner.tuner.ceilings import ceilings_of
 
         with open_database(database, make=False) as opened:
             ceilings = ceilings_of(opened.facts(found.environment_key))

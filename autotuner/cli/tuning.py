@@ -44,7 +44,7 @@ from autotuner.cli.printing import (
 from autotuner.cli.progress import Shown
 from autotuner.errors import AutotunerError, CheckError, InputError, ProblemError
 from autotuner.files import write
-from autotuner.ir.formats import checked_numerics
+from autotuner.ir.numerics import checked_numerics
 from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:

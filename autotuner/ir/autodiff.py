@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from autotuner.errors import GraphError
 from autotuner.ir.derivatives import Derivative, Gradient, HandedOn
 from autotuner.ir.graph import Graph, Operator, Tensor
-from autotuner.ir.kinds import KINDS, check_operator, check_sizes, check_types
+from autotuner.ir.kinds import KINDS
+from autotuner.ir.operator_checks import check_operator, check_sizes, check_types
 
 
 def training_graph(forward: Graph) -> Graph:

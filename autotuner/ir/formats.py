@@ -7,16 +7,11 @@ a format stands here, so that a new one is a declaration, the kernels that write
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import prod
-from typing import Literal, get_args
 
-from autotuner.errors import InputError, LayoutError
+from autotuner.errors import LayoutError
+from autotuner.ir.numerics import Numerics, allowed_classes
 
 Length = Callable[[Sequence[int]], int]
-Numerics = Literal["exact", "8-bit", "fp8"]
-"""Class of what is computed with a storage format or a kernel: as without it, backward from values saved in 8 bits, or
-products from operands in 8-bit floats."""
-NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
-"""All classes; each allows "exact", too."""
 
 BITS = 8
 """Bits of a byte: elements that one byte holds where each is a bit, the first in its lowest bit."""
@@ -44,8 +39,8 @@ class StorageFormat:
             may where whoever makes and reads it as stored does so at such a place; {} stands for any tensor. Of a
             format that is not exact, they are the places where values may differ from those of forward.
         meaning: formats of one meaning decode to equal tensors; "" where it depends on the form, as of a seed.
-        numerics: what a plan with it computes: "exact" as without it, or "8-bit". Search spaces have others than exact
-            ones only where a request allows their class.
+        numerics: the class of what a plan with it computes; see `autotuner.ir.numerics`. Search spaces have others than
+            exact ones only where a request allows their class.
         projects: what it decodes to differs from what was encoded, and is as good at the places of `operands`.
         encode, decode: dotted paths of the reference, as `autotuner.kernels.torch.formats` describes it:
             (values, form, tensor, p, seed) -> stored, and (stored, form, tensor, p) -> values.
@@ -97,24 +92,6 @@ class StorageFormat:
         if self.numerics != "exact":
             return self.numerics in allowed_classes(numerics)
         return saving or not self.for_memory
-
-
-def checked_numerics(given: object) -> Numerics:
-    """Return a class of numerics.
-
-    Raises:
-        InputError: there is none of this name.
-    """
-    for each in NUMERICS:
-        if given == each:
-            return each
-    *first, last = NUMERICS
-    raise InputError(f"numerics is {given!r}: write {', '.join(first)} or {last}")
-
-
-def allowed_classes(numerics: Numerics) -> tuple[Numerics, ...]:
-    """Return the classes that are allowed where one is, itself first."""
-    return (numerics,) if numerics == "exact" else (numerics, "exact")
 
 
 def _grouped(extents: Sequence[int]) -> int:

@@ -16,8 +16,7 @@ The operands of an operator have one element type, but for statistics (R), and i
 has a result of another type: that of its attribute `dtype`. Operators that carry a program have the types of its text.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
@@ -26,7 +25,6 @@ from autotuner.ir import derivatives, packed_attention, programmed
 from autotuner.ir.derivatives import Gradient
 from autotuner.ir.graph import Operator
 from autotuner.ir.records import ELEMENT_BYTES as ELEMENT_BYTES
-from autotuner.ir.records import names_axis
 
 OperatorClass = Literal["contraction", "normalisation", "element-wise"]
 Product = Literal["value", "mask", "statistic", "optional statistic"]
@@ -61,10 +59,15 @@ class Kind:
         computed_wide: kernels compute it in float32 whatever the type, and round the result once; casts around it that
             say so are left out when a model is read.
         by_rows: the row kernels of CUDA devices have an expression of it.
+        commutative: its two operands may change places where they have the same axes.
+        inlined: it becomes a part of an expression, or of a program, that alone reads its result.
+        cheap: it is not worth a region: what such operators alone make for several layers is made once, outside.
+        drops_weights: it drops attention's weights itself, by a mask that it reads.
         stands_for: so many operators do its work where it is written out; each rounds its results.
         stem: what its results are called in a model that is read from a module; its own name where this is "".
         statistics: what its further results are called there.
         roles: what its operands are called there, by place; the others are inputs.
+        first_values: what a parameter is filled with at first, by its place; others are random.
     """
 
     name: str
@@ -85,10 +88,15 @@ class Kind:
     shown: bool = False
     computed_wide: bool = False
     by_rows: bool = False
+    commutative: bool = False
+    inlined: bool = False
+    cheap: bool = False
+    drops_weights: bool = False
     stands_for: int = 1
     stem: str = ""
     statistics: tuple[str, ...] = ()
     roles: Mapping[int, str] = field(default_factory=dict)
+    first_values: Mapping[int, float] = field(default_factory=dict)
 
     def sides(self, inputs: Sequence[str], outputs: Sequence[str]) -> Sides:
         """Return the symbols of the inputs and of the outputs of an operator whose operands have these axes."""
@@ -110,6 +118,11 @@ class Kind:
         """Return the ranges by input of an operator that has so many."""
         lacking = len(_sides(self.pattern)[0]) - inputs if self.shorter else 0
         return {place - lacking: ends for place, ends in self.ranges.items()}
+
+    @property
+    def reads_input_again(self) -> bool:
+        """True where it is a function of one operand, which its gradient reads."""
+        return self.gradient is derivatives.of_input
 
     @property
     def keeps_axes(self) -> bool:
@@ -141,13 +154,13 @@ KINDS: Mapping[str, Kind] = {
         Kind("contraction", "blh,nph->blnp", "", "contraction", 2, gradient=derivatives.contraction, fusible=False,
              placewise=True, shown=True, stem="product", roles={1: "weight"}),
         Kind("bias", "blnp,np->blnp", "X,S->X", "element-wise", 1, gradient=derivatives.bias, placewise=True,
-             shown=True, by_rows=True, roles={1: "vector"}),
+             shown=True, by_rows=True, cheap=True, roles={1: "vector"}, first_values={1: 0.0}),
         Kind("scale", "bnqk->bnqk", "X->X", "element-wise", 1, {"factor": float}, gradient=derivatives.scale,
-             placewise=True, by_rows=True),
+             placewise=True, by_rows=True, inlined=True, cheap=True),
         Kind("cast", "blh->blh", "X->X", "element-wise", 1, {"dtype": str}, gradient=derivatives.cast,
-             placewise=True, shown=True, by_rows=True),
+             placewise=True, shown=True, by_rows=True, inlined=True, cheap=True),
         Kind("mask", "bnqk,bk->bnqk", "X,S->X", "element-wise", 1, gradient=derivatives.mask, placewise=True,
-             stem="masked", roles={1: "over"}),
+             cheap=True, stem="masked", roles={1: "over"}),
         Kind("causal_mask", "bnqk->bnqk", "X->X", "element-wise", 1, {"query_axis": str, "key_axis": str},
              gradient=derivatives.mask, stem="masked"),
         Kind("row_mask", "bqnp,bq->bqnp", "X,S->X", "element-wise", 1, gradient=derivatives.row_mask,
@@ -155,44 +168,44 @@ KINDS: Mapping[str, Kind] = {
         Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic"),
              gradient=derivatives.softmax, computed_wide=True, stem="attention", statistics=("logsumexp",)),
         Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=derivatives.of_input, placewise=True,
-             computed_wide=True, by_rows=True),
+             computed_wide=True, by_rows=True, inlined=True),
         Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=derivatives.of_input, placewise=True,
-             computed_wide=True, by_rows=True),
+             computed_wide=True, by_rows=True, inlined=True),
         Kind("relu", "blf->blf", "X->X", "element-wise", 1, gradient=derivatives.relu, placewise=True,
-             computed_wide=True, by_rows=True),
+             computed_wide=True, by_rows=True, inlined=True),
         Kind("silu", "blf->blf", "X->X", "element-wise", 4, gradient=derivatives.of_input, placewise=True,
-             computed_wide=True, by_rows=True),
+             computed_wide=True, by_rows=True, inlined=True),
         Kind("dropout_mask", "->blf", "->M", "element-wise", 2, {"p": float}, ("mask",),
              gradient=derivatives.dropout_mask, fusible=False, stem="mask"),
         Kind("dropout", "blf,blf->blf", "X,M->X", "element-wise", 1, {"p": float}, gradient=derivatives.dropout,
              by_rows=True),
         Kind("add", "blh,blh->blh", "X,X->X", "element-wise", 1, gradient=derivatives.add, placewise=True,
-             by_rows=True),
+             by_rows=True, commutative=True),
         Kind("multiply", "blf,blf->blf", "X,X->X", "element-wise", 1, gradient=derivatives.multiply, placewise=True,
-             by_rows=True),
+             by_rows=True, inlined=True, cheap=True),
         Kind("rotary", "blnp,lp,lp->blnp", "X,S,S->X", "element-wise", 3, {"axis": str}, gradient=derivatives.rotary,
-             fused_alone=True, ranges=_ANGLES, even=True, shown=True, roles={1: "cosine", 2: "sine"}),
+             fused_alone=True, ranges=_ANGLES, even=True, shown=True, inlined=True, roles={1: "cosine", 2: "sine"}),
         Kind("layer_norm", "blh,h,h->blh,bl,bl", "X,H,H->X,R,R", "normalisation", 7, {"epsilon": float},
              ("value", "statistic", "statistic"), gradient=derivatives.layer_norm, fused_alone=True,
              shorter=("X,H->X,R,R", "X->X,R,R"), shown=True, by_rows=True, stem="norm",
-             statistics=("mean", "reciprocal_deviation"), roles={1: "scale", 2: "bias"}),
+             statistics=("mean", "reciprocal_deviation"), roles={1: "scale", 2: "bias"}, first_values={1: 1.0, 2: 0.0}),
         Kind("rms_norm", "blh,h->blh,bl", "X,H->X,R", "normalisation", 4, {"epsilon": float}, ("value", "statistic"),
              gradient=derivatives.rms_norm, fused_alone=True, shorter=("X->X,R",), shown=True, by_rows=True,
-             statistics=("reciprocal_root",), roles={1: "scale"}),
+             statistics=("reciprocal_root",), roles={1: "scale"}, first_values={1: 1.0}),
         Kind("pointwise", "blnp,np->blnp", "*->X", "element-wise", 1, {"program": str}, gradient=derivatives.pointwise,
-             fused_alone=True, placewise=True, shown=True),
+             fused_alone=True, placewise=True, shown=True, cheap=True),
         Kind("program", "blf->bnf", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.program,
-             fused_alone=True, shown=True),
+             fused_alone=True, shown=True, cheap=True),
         Kind("packed_attention", "tnp,tnp,tnp,tc,z,nd->tnp,nt", "A,A,A,R,R,R->A,R", "normalisation", 8,
              packed_attention.ATTRIBUTES, ("value", "statistic"), gradient=packed_attention.gradient, fusible=False,
-             shorter=("A,A,A,R,R->A,R", "A,A,A,R->A,R"), shown=True, stands_for=4, stem="attention",
+             shorter=("A,A,A,R,R->A,R", "A,A,A,R->A,R"), shown=True, drops_weights=True, stands_for=4, stem="attention",
              statistics=("logsumexp",), roles={3: "bounds", 4: "bias", 5: "bias"}),
         Kind("packed_attention_grad", "tnp,tnp,tnp,tnp,tnp,nt,tc,z,nd->tnp,tnp,tnp", "A,A,A,A,A,R,R,R,R->A,A,A",
              "normalisation", 20, packed_attention.ATTRIBUTES, ("value", "value", "value"), fusible=False,
-             shorter=("A,A,A,A,A,R,R,R->A,A,A", "A,A,A,A,A,R,R->A,A,A"), stands_for=6),
+             shorter=("A,A,A,A,A,R,R,R->A,A,A", "A,A,A,A,A,R,R->A,A,A"), drops_weights=True, stands_for=6),
         Kind("packed_attention_grad_bias", "tnp,tnp,tnp,tnp,tnp,nt,tc,z,nd->nd", "A,A,A,A,A,R,R,R,R->R",
              "normalisation", 14, packed_attention.ATTRIBUTES, ("statistic",), fusible=False,
-             shorter=("A,A,A,A,A,R,R,R->R",), stands_for=4),
+             shorter=("A,A,A,A,A,R,R,R->R",), drops_weights=True, stands_for=4),
         Kind("choice", "te->tk", "D*->D", "normalisation", 1, {"program": str}, gradient=derivatives.choice,
              fusible=False),
         Kind("pointwise_grad", "blnp,blnp,np->blnp", "*->X", "element-wise", 2, {"program": str, "wrt": int},
@@ -237,49 +250,6 @@ def draws(kind: str) -> bool:
     return kind in KINDS and "mask" in KINDS[kind].makes
 
 
-def check_operator(operator: Operator) -> None:
-    """Check that an operator's kind, spec and attributes fit together.
-
-    Raises:
-        GraphError: they do not; the message names operator, axis, and what would fit.
-    """
-    kind = kind_of(operator)
-    _check_attributes(operator, kind)
-    for axes in operator.input_axes + operator.output_axes:
-        if not axes.isascii() or not axes.islower() or not axes.isalpha():
-            raise _misfit(operator, kind, f"axes {axes!r} must be letters a-z")
-        repeated = [axis for axis, times in Counter(axes).items() if times > 1]
-        if repeated:
-            raise _misfit(operator, kind, f"axis {repeated[0]!r} occurs twice in {axes!r}")
-    if kind.name in programmed.PROGRAMMED:
-        programmed.of_operator(operator)
-    if kind.name == "contraction":
-        _check_contraction(operator, kind)
-    elif kind.name == "packed_attention":
-        packed_attention.check_axes(operator)
-    elif not any(symbol in kind.pattern for symbol in "AD"):
-        _check_pattern(operator, kind)
-
-
-def check_sizes(operator: Operator, extents: Mapping[str, int]) -> None:
-    """Check the extents of an operator, by the letters of its spec: those that it halves, and those of a program.
-
-    Raises:
-        GraphError: one is odd that is halved, or an operand has not as many elements as its program says.
-    """
-    kind = kind_of(operator)
-    if kind.name in programmed.PROGRAMMED:
-        programmed.check_shapes(operator, extents)
-    if kind.name == "packed_attention":
-        packed_attention.check_extents(operator, extents)
-    if kind.even and extents[str(operator.attribute("axis"))] % 2:
-        axis = operator.attribute("axis")
-        raise GraphError(
-            f"operator {operator.name!r}: a {kind.name} turns the halves of axis {axis!r} into each other, so its "
-            f"extent is even, not {extents[str(axis)]}"
-        )
-
-
 def types_made(operator: Operator, dtypes: Sequence[str]) -> tuple[str, ...]:
     """Return the element types of an operator's outputs, given those of its inputs.
 
@@ -312,83 +282,3 @@ def products_of(operator: Operator) -> tuple[Product, ...]:
     """Return what an operator's outputs are."""
     makes = kind_of(operator).makes
     return (makes + makes[-1:] * len(operator.outputs))[: len(operator.outputs)]
-
-
-def check_types(operator: Operator, dtype_of: Callable[[str], str]) -> None:
-    """Check that an operator's inputs have one type, and its outputs the types that follow from it.
-
-    Raises:
-        GraphError: they have not.
-    """
-    if not operator.inputs:
-        return
-    made = types_made(operator, [dtype_of(tensor) for tensor in operator.inputs])
-    for tensor, wanted in zip(operator.outputs, made, strict=True):
-        if dtype_of(tensor) != wanted:
-            raise GraphError(f"operator {operator.name!r} makes {tensor!r} in {wanted}, not in {dtype_of(tensor)}")
-
-
-def _check_attributes(operator: Operator, kind: Kind) -> None:
-    given = dict(operator.attributes)
-    if set(given) != set(kind.attributes):
-        raise GraphError(
-            f"operator {operator.name!r}: a {kind.name} has the attributes {sorted(kind.attributes)}, "
-            f"not {sorted(given)}"
-        )
-    for name, wanted in kind.attributes.items():
-        if type(given[name]) is not wanted:
-            raise GraphError(
-                f"operator {operator.name!r}: attribute {name} of a {kind.name} is a {wanted.__name__}, "
-                f"not {given[name]!r}"
-            )
-
-
-def _check_contraction(operator: Operator, kind: Kind) -> None:
-    operands = operator.input_axes + operator.output_axes
-    if len(operator.input_axes) != 2 or len(operator.output_axes) != 1:
-        raise _misfit(operator, kind, "it needs two inputs and one output")
-    for axis, times in Counter("".join(operands)).items():
-        if times == 1:
-            raise _misfit(operator, kind, f"axis {axis!r} occurs in one operand only; each belongs to two or three")
-
-
-def _check_pattern(operator: Operator, kind: Kind) -> None:
-    sides = kind.sides(operator.input_axes, operator.output_axes)
-    if (len(sides[0]), len(sides[1])) != (len(operator.input_axes), len(operator.output_axes)):
-        raise _misfit(operator, kind, f"it needs {len(sides[0])} inputs and {len(sides[1])} outputs")
-    written = ("X" if symbol == "M" else symbol for symbol in sides[0] + sides[1])
-    symbols = list(zip(written, operator.input_axes + operator.output_axes, strict=True))
-    whole = next(axes for symbol, axes in symbols if symbol == "X")
-    unread = [axis for axis in "".join(operator.output_axes) if axis not in "".join(operator.input_axes)]
-    if "*" in kind.pattern and unread:
-        raise _misfit(operator, kind, f"axis {unread[0]!r} of its output is in none of its inputs")
-    bound = {"X": whole}
-    named = {name: str(operator.attribute(name)) for name in kind.attributes if names_axis(name)}
-    for name, axis in named.items():
-        if len(axis) != 1 or axis not in whole:
-            raise _misfit(operator, kind, f"attribute {name} {axis!r} is none of the axes {whole!r}")
-    if len(set(named.values())) < len(named):
-        raise _misfit(operator, kind, f"its attributes {' and '.join(named)} name one axis; each wants its own")
-    if "axis" in named:
-        bound["H"] = named["axis"]
-    elif "H" not in sides[0] + sides[1] and "R" in sides[0] + sides[1]:
-        rest = next(axes for symbol, axes in symbols if symbol == "R")
-        bound["H"] = "".join(axis for axis in whole if axis not in rest)
-        if not bound["H"]:
-            raise _misfit(operator, kind, f"axes {rest!r} leave none of the axes {whole!r} to normalise")
-    # H before R, which follows from it.
-    for symbol, axes in sorted(symbols, key=lambda pair: pair[0] == "R"):
-        if symbol == "R":
-            bound["R"] = "".join(axis for axis in whole if axis not in bound["H"])
-        if axes != (axes if symbol == "S" and "*" in kind.pattern else bound.setdefault(symbol, axes)):
-            raise _misfit(operator, kind, f"axes {axes!r} must be {bound[symbol]!r}")
-        foreign = [axis for axis in axes if axis not in whole]
-        if foreign:
-            raise _misfit(operator, kind, f"axis {foreign[0]!r} is none of the axes {whole!r}")
-
-
-def _misfit(operator: Operator, kind: Kind, reason: str) -> GraphError:
-    return GraphError(
-        f"operator {operator.name!r}: spec {operator.spec!r} does not fit a {kind.name}: {reason}; "
-        f'write it like "{kind.example}"'
-    )

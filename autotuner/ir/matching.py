@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from autotuner.ir.graph import Graph, Operator, nameless
-
-COMMUTATIVE = frozenset({"add"})
-"""Kinds whose two operands may change places."""
+from autotuner.ir.kinds import kind_of
 
 
 def same_tensors(one: Graph, other: Graph) -> Mapping[str, str] | None:
@@ -89,4 +87,4 @@ def _orders(operator: Operator) -> Iterator[tuple[str, ...]]:
 
 
 def _has_no_order(operator: Operator) -> bool:
-    return operator.kind in COMMUTATIVE and len(set(operator.input_axes)) == 1
+    return kind_of(operator).commutative and len(set(operator.input_axes)) == 1

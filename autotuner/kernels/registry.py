@@ -24,7 +24,8 @@ from typing import Any
 
 from autotuner.errors import AutotunerError, KernelError
 from autotuner.ir.device import NVIDIA
-from autotuner.ir.formats import FORMATS, Numerics
+from autotuner.ir.formats import FORMATS
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import Call, Candidate, Subgraph
 from autotuner.kernels.geometry import may_be_stored
 from autotuner.kernels.patterns import Operators, Pattern

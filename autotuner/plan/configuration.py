@@ -14,9 +14,9 @@ from autotuner.errors import AutotunerError, ConfigurationError, InputError
 from autotuner.files import write
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.device import recorded_vendor
-from autotuner.ir.formats import Numerics
 from autotuner.ir.graph import Graph
 from autotuner.ir.models import Model
+from autotuner.ir.numerics import CLASSES, Numerics
 from autotuner.ir.records import Doubt, digest
 from autotuner.plan.document import (
     Count,
@@ -66,8 +66,7 @@ class Configuration(Document):
     `doubts` are the reasons why the conditions of measuring make it worth measuring again; () for a settled answer.
     `overlap` says which steps run beside the others; None for one after the other. `leaner` are other plans, each
     slower than the one before and with fewer bytes left for backward: a whole step's memory budget mixes them.
-    `numerics` is the class that was allowed; `narrow` names the tensors that its steps hold in such a storage format,
-    `rounded` those that they compute from operands in 8-bit floats.
+    `numerics` is the class that was allowed; `inexact` names the tensors that are of such a class.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # of all that is inside as well
@@ -121,14 +120,11 @@ class Configuration(Document):
         return tuple(name for step in self.steps if step.again for name in step.operators)
 
     @property
-    def narrow(self) -> tuple[str, ...]:
-        """Tensors that forward leaves for backward in a format that is not exact."""
-        return tuple(name for step in self.steps for name in step.narrow)
-
-    @property
-    def rounded(self) -> tuple[str, ...]:
-        """Tensors that its steps compute from operands in 8-bit floats."""
-        return tuple(name for step in self.steps for name in step.rounded)
+    def inexact(self) -> dict[Numerics, tuple[str, ...]]:
+        """Tensors that its steps make in storage formats or by kernels that are not exact, by numerics class."""
+        found = [each for step in self.steps for each in step.inexact]
+        of = {numerics: tuple(name for its, name in found if its == numerics) for numerics in CLASSES}
+        return {numerics: names for numerics, names in of.items() if names}
 
     @property
     def kernels_us(self) -> float:

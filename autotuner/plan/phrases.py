@@ -1,4 +1,4 @@
-"""Phrases: times, bytes, shares, dates, names and forms, as sentences, tables and drawings write them."""
+"""Phrases: times, bytes, shares, dates, names, stages and forms, as sentences, tables and drawings write them."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -12,6 +12,18 @@ NEAR = 6
 TOLD = 5
 MISSING, MINUS, TIMES = "\u2013", "\u2212", "\u00d7"
 ON_A_BUSY_DEVICE = "each operator alone was timed on a busy device"
+STAGES = {
+    "space": "enumerating",
+    "search": "searching launch parameters",
+    "ceilings": "measuring ceilings",
+    "compile": "compiling",
+    "measure": "measuring",
+    "confirm": "confirming",
+    "solve": "solving",
+    "end_to_end": "timing end to end",
+    "done": "done",
+}
+"""Words for each stage of a tuning."""
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

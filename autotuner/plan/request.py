@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotuner.errors import InputError
-from autotuner.ir.formats import Numerics, checked_numerics
 from autotuner.ir.models import Model
+from autotuner.ir.numerics import Numerics, checked_numerics
 from autotuner.ir.records import digest
 from autotuner.settings import TuneOptions
 

@@ -10,6 +10,7 @@ from pydantic_core.core_schema import literal_schema
 from autotuner.errors import AutotunerError, ConfigurationError
 from autotuner.ir.form import STACK_AXIS, Form
 from autotuner.ir.graph import Graph
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import LETTERS, Call, Candidate, Scalar
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical
@@ -95,15 +96,13 @@ class Step(Document):
         return () if self.again else tuple(tensor_of(name) for name, _ in self.outputs if name.startswith(AGAIN))
 
     @property
-    def narrow(self) -> tuple[str, ...]:
-        """Tensors that it makes in a storage format that is not exact."""
-        return tuple(name for name, form in self.outputs if Form.parse(form).format.numerics != "exact")
-
-    @property
-    def rounded(self) -> tuple[str, ...]:
-        """Tensors that it computes from operands in 8-bit floats."""
-        rounds = self.kernel in KERNELS and KERNELS[self.kernel].needs == "fp8"
-        return tuple(tensor_of(name) for name, _ in self.outputs) if rounds else ()
+    def inexact(self) -> tuple[tuple[Numerics, str], ...]:
+        """Numerics classes and tensors: of each that it makes in a storage format or by a kernel that is not exact."""
+        needs = KERNELS[self.kernel].needs if self.kernel in KERNELS else "exact"
+        if needs != "exact":
+            return tuple((needs, tensor_of(name)) for name, _ in self.outputs)
+        stored = ((Form.parse(form).format.numerics, name) for name, form in self.outputs)
+        return tuple((numerics, name) for numerics, name in stored if numerics != "exact")
 
     @property
     def label(self) -> str:

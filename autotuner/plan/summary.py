@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autotuner.ir.cost import reduction
+from autotuner.ir.numerics import CLASSES
 from autotuner.ir.records import STATUSES
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import PlanExplanation
@@ -190,8 +191,11 @@ def needs(configuration: Configuration) -> Iterator[Need]:
     if memory is not None:
         if memory.budget_bytes is not None:
             yield Need("budget", memory.budget_bytes, None, "what was asked for")
-        eight = f"; {counted(len(configuration.narrow), 'activation')} in 8 bits" if configuration.narrow else ""
-        yield Need("held for backward", memory.held_bytes, None, f"what forward leaves, as planned{eight}")
+        inexact = "".join(
+            f"; {CLASSES[numerics].held.format(counted(len(tensors), 'activation'))}"
+            for numerics, tensors in configuration.inexact.items() if CLASSES[numerics].for_memory
+        )  # fmt: skip
+        yield Need("held for backward", memory.held_bytes, None, f"what forward leaves, as planned{inexact}")
         words = f"{peak}, with the kernels' workspaces"
         if plan_bytes:
             words += f"; {percent(memory.peak_bytes / plan_bytes - 1, signed=True)} from measured"

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from autotuner.errors import InputError
 from autotuner.ir.form import Form
-from autotuner.ir.formats import Numerics
 from autotuner.ir.kinds import draws
+from autotuner.ir.numerics import CLASSES, Numerics
 from autotuner.ir.records import TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.torch.formats import decoded
@@ -38,12 +38,6 @@ from autotuner.runtime.workspace import Workspace
 # about ten roundings per element; sums run over up to 4096 terms of random sign, whose error grows with the root of
 # that. Half types round every intermediate tensor to 2**-8 or 2**-11 of itself.
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
-# Of a gradient by a plan that saves activations in 8 bits, each off by 1/254 of the largest of its group at most: for
-# both the largest error and the root mean square. Layers showed up to 9e-3. Outputs are as exact as by other plans.
-NARROW_TOLERANCE = 2e-2
-# Of anything by a plan that multiplies in 8-bit floats, whose operands are off by 1/16 of themselves at most: likewise.
-# Layers showed up to 6e-2.
-FP8_TOLERANCE = 0.15
 # What the framework's own layer does in the same type is allowed OWN_FACTOR times over: near zero, a rounded number may
 # have another sign than the one in float64, and a ReLU lets the gradient of one pass and not of the other. In a small
 # layer that is rare, so that up to OWN_STEPS steps with different values show it.
@@ -213,16 +207,16 @@ class CheckedStep:
         }
 
     def _class_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
-        """Return what products in 8-bit floats allow, or saving activations in 8 bits of gradients; nothing where the
-        plan has neither."""
-        none = Deviation(0.0, 0.0)
-        if self.configuration.rounded:
-            allowed = Deviation(FP8_TOLERANCE, FP8_TOLERANCE)
-            return {name: OwnBound(found, none, allowed, "fp8") for name, found in beyond.items()}
-        if not self.configuration.narrow:
-            return {}
-        made, allowed = self.configuration.model.graph().outputs, Deviation(NARROW_TOLERANCE, NARROW_TOLERANCE)
-        return {name: OwnBound(found, none, allowed, "8-bit") for name, found in beyond.items() if name not in made}
+        """Return what the numerics classes of the plan allow; nothing where it is exact."""
+        none, made = Deviation(0.0, 0.0), self.configuration.model.graph().outputs
+        bounds: dict[str, OwnBound] = {}
+        for declared in (CLASSES[numerics] for numerics in self.configuration.inexact):
+            allowed = Deviation(declared.tolerance, declared.tolerance)
+            bounds |= {
+                name: OwnBound(found, none, allowed, declared.name)
+                for name, found in beyond.items() if declared.outputs_differ or name not in made
+            }  # fmt: skip
+        return bounds
 
     def _own_bounds(self, beyond: Mapping[str, Deviation]) -> dict[str, OwnBound]:
         """Return what the framework's own errors allow, from as many of its steps as are needed, or some."""
@@ -372,11 +366,10 @@ def _reason(name: str, bound: OwnBound, tolerance: float) -> str:
     found, own, allowed = bound.found, bound.own, bound.allowed
     verdict = "so that it is right" if bound.ok else "so that it is wrong"
     if bound.numerics != "exact":
-        is_fp8 = bound.numerics == "fp8"
-        what = "multiplies in 8-bit floats, where it" if is_fp8 else "saves activations in 8 bits, where a gradient"
         return (
             f"{name} is off by {found.largest:.1e}, root mean square {found.mean:.1e}, where {tolerance:.1e} is "
-            f"allowed; the plan {what} may be off by {allowed.largest:.1e} in both, {verdict}"
+            f"allowed; the plan {CLASSES[bound.numerics].checked} may be off by {allowed.largest:.1e} in both, "
+            f"{verdict}"
         )
     return (
         f"{name} is off by {found.largest:.1e} where {tolerance:.1e} is allowed; the framework's own layer in this "

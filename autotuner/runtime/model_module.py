@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from autotuner.errors import AutotunerError, ConfigurationError, InputError
 from autotuner.ir.graph import Graph
-from autotuner.ir.kinds import draws
+from autotuner.ir.kinds import draws, kind_of
 from autotuner.ir.models import Model
 from autotuner.ir.models.model import ModelFile
 from autotuner.ir.models.schema import parse_definition
@@ -21,7 +21,6 @@ from autotuner.runtime.fallbacks import TALLY, count_fallback
 from autotuner.runtime.region import RegionPorts, TunedRegion
 
 Shapes = tuple[tuple[int, ...], ...]
-SCALES, SHIFTS = {("layer_norm", 1), ("rms_norm", 1)}, {("layer_norm", 2), ("bias", 1)}
 
 
 class ModelOperators(nn.Module):
@@ -203,12 +202,11 @@ def _ports(graph: Graph) -> RegionPorts:
 def _initial(graph: Graph, name: str, value: Tensor) -> Tensor:
     """Fill a parameter with its first values, by what reads it."""
     reader = graph.consumers[name][0]
-    role = reader.kind, reader.inputs.index(name)
-    if role in SCALES:
-        return value.fill_(1.0)
-    if role in SHIFTS:
-        return value.zero_()
+    place = reader.inputs.index(name)
+    first_values = kind_of(reader).first_values
+    if place in first_values:
+        return value.fill_(first_values[place])
     letters = graph.letters(reader)
-    summed = set(reader.input_axes[reader.inputs.index(name)]) - set("".join(reader.output_axes))
+    summed = set(reader.input_axes[place]) - set("".join(reader.output_axes))
     bound = 1 / sqrt(max(1, prod(letters[letter] for letter in summed)))
     return value.uniform_(-bound, bound)

@@ -6,7 +6,7 @@ but its inputs, which other tensors of the model mostly are anyway: its backward
 same random numbers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.kinds import draws
+from autotuner.ir.numerics import CLASSES, Numerics
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.pool import Lease
 from autotuner.runtime.region import TunedRegion
@@ -43,9 +44,9 @@ class RegionWay:
         return us[FORWARD] * (1 + self.repeats) + us[BACKWARD]
 
     @property
-    def narrow(self) -> bool:
-        """True where its forward saves activations in 8 bits."""
-        return bool(self.region.plan.configuration.narrow)
+    def inexact(self) -> Collection[Numerics]:
+        """Numerics classes of what its forward saves, but for exact values."""
+        return tuple(each for each in self.region.plan.configuration.inexact if CLASSES[each].for_memory)
 
     @property
     def own_bytes(self) -> int:

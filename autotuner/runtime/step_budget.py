@@ -8,6 +8,7 @@ they run. Where that needs more than it should, faster ways are given up, and th
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -344,10 +345,11 @@ class StepBudget:
         for region in self._lean.order if self._keeps else ():
             region.let_go()
         ways = {region: self.way_of(region) for region in self._lean.order}
+        inexact = tuple(Counter(numerics for way in ways.values() for numerics in way.inexact).items())
         self.needs = StepNeeds(
             self.budget_bytes, self._lean_bytes, self._lean.predicted_bytes(ways), 0, 0, len(ways),
             sum(way.repeats for way in ways.values()), sum(region.fastest.time_us for region in ways),
-            sum(way.time_us for way in ways.values()), sum(way.narrow for way in ways.values()),
+            sum(way.time_us for way in ways.values()), inexact,
         )  # fmt: skip
 
     def _too_small(self, log: StepLog) -> str:

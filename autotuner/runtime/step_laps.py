@@ -5,11 +5,12 @@ room each moment leaves to them.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
 
+from autotuner.ir.numerics import Numerics
 from autotuner.runtime.step_knapsack import Room, Way, fastest_ways
 
 FORWARD, BACKWARD, OUTSIDE = "forward", "backward", "outside of all regions"
@@ -22,7 +23,7 @@ class RunsSo(Protocol):
     @property
     def repeats(self) -> bool: ...
     @property
-    def narrow(self) -> bool: ...
+    def inexact(self) -> Collection[Numerics]: ...
     @property
     def time_us(self) -> float: ...
     @property

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from autotuner.ir.numerics import CLASSES, Numerics
 from autotuner.plan.phrases import binary
 
 
@@ -16,7 +17,7 @@ class StepNeeds:
         reserved_bytes: the most that the allocator has taken from the device; 0 where it keeps nothing that is freed.
         regions, repeating: how many regions there are, and how many of them run their forward again in backward.
         least_us, time_us: what all regions take at their fastest, and as they run now.
-        narrow: how many regions save activations in 8 bits, which `numerics="8-bit"` allows.
+        inexact: numerics classes in which regions save activations, each with how many of them do.
     """
 
     budget_bytes: int
@@ -28,7 +29,12 @@ class StepNeeds:
     repeating: int
     least_us: float
     time_us: float
-    narrow: int = 0
+    inexact: tuple[tuple[Numerics, int], ...] = ()
+
+    @property
+    def narrow(self) -> int:
+        """Regions that save activations in a numerics class that is not exact, as `numerics="8-bit"` allows."""
+        return sum(count for _, count in self.inexact)
 
     @property
     def most_bytes(self) -> int:
@@ -37,11 +43,11 @@ class StepNeeds:
 
     def __str__(self) -> str:
         slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
-        eight = f", {self.narrow} save activations in 8 bits" if self.narrow else ""
+        saving = "".join(f", {CLASSES[numerics].regions.format(count)}" for numerics, count in self.inexact)
         told = f"{binary(self.most_bytes)} measured" if self.most_bytes else f"{binary(self.predicted_bytes)} predicted"
         return (
             f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
-            f"regions run their forward again in backward{eight}{slower}"
+            f"regions run their forward again in backward{saving}{slower}"
         )
 
 

@@ -295,7 +295,6 @@ class WholeStep:
     ) -> None:
         inputs = [tensor.detach().to(self._device, copy=True) for tensor in tensors]
         batches = batch_of(structure, iter(inputs))
-
         budget = recorded.budget
         updates = self._plain.updates(self._device)
 

@@ -1,8 +1,8 @@
 """Building of a search space: every choice and conversion of a graph that a search space file admits."""
 
 import autotuner.kernels.rules  # noqa: F401  (registers every kernel)
-from autotuner.ir.formats import Numerics, allowed_classes
 from autotuner.ir.graph import Graph
+from autotuner.ir.numerics import Numerics, allowed_classes
 from autotuner.kernels import KERNELS
 from autotuner.space.choices import Space
 from autotuner.space.conversions import changing_formats, conversions_of, reachable

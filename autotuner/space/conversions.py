@@ -6,8 +6,9 @@ from itertools import product
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.form import Form, local_form
-from autotuner.ir.formats import FORMATS, RAW, Numerics
+from autotuner.ir.formats import FORMATS, RAW
 from autotuner.ir.graph import Graph
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import LETTERS, Call, Candidate
 from autotuner.kernels import KERNELS
 from autotuner.kernels.canonical import canonical

@@ -8,8 +8,8 @@ from typing import TypeVar
 from autotuner.checkpoint import checkpoint
 from autotuner.errors import SpaceError
 from autotuner.ir.form import STACK_AXIS, Form, local_form
-from autotuner.ir.formats import Numerics
 from autotuner.ir.graph import Graph
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import LETTERS, Call, Candidate, Scalar, Subgraph
 from autotuner.kernels import KERNELS, Kernel
 from autotuner.kernels.canonical import canonical

@@ -9,8 +9,8 @@ from time import monotonic
 from autotuner.checkpoint import OverError, until
 from autotuner.errors import InfeasibleError
 from autotuner.ir.cost import fused_bytes, moved_bytes
-from autotuner.ir.formats import Numerics
 from autotuner.ir.models import Model
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import Environment, Measurement
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.parts import Certificate, Fusion, LeanerPlan, Memory

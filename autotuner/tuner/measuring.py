@@ -321,7 +321,7 @@ class _Strategy:
             state.rival_rounds += state.ends_by_twins and estimated is not None and estimated <= WIDE
 
     def _narrow(self) -> None:
-        """Measure conversions to 8 bits and back, if there are any: no fastest plan has them, and leaner ones may."""
+        """Measure conversions to inexact formats and back, if any: no fastest plan has them, and leaner ones may."""
         runner, ledger = self._runner, self._ledger
         keys = {key for key in self._space.narrow_calls if ledger.is_open(key)}
         if keys:

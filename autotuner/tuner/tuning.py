@@ -9,7 +9,7 @@ from autotuner.checkpoint import OverError, until
 from autotuner.database import Database
 from autotuner.errors import ConfigurationError, InfeasibleError
 from autotuner.ir.autodiff import training_graph
-from autotuner.ir.formats import allowed_classes
+from autotuner.ir.numerics import allowed_classes
 from autotuner.ir.records import digest
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration

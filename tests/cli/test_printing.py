@@ -11,7 +11,7 @@ from autotuner.ir.models import Model
 from autotuner.ir.records import Doubt
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.parts import Measured
-from autotuner.server.wire.responses import STAGES
+from autotuner.plan.phrases import STAGES
 from autotuner.solve.problem import Solution
 from autotuner.tuner import Progress
 from tests.plan.explained import TURNED, explained_configuration

@@ -6,7 +6,7 @@ import pytest
 
 from autotuner.errors import LayoutError
 from autotuner.ir.form import Form, Stored
-from autotuner.ir.formats import FORMATS, StorageFormat, allowed_classes, format_of
+from autotuner.ir.formats import FORMATS, StorageFormat, format_of
 from autotuner.ir.kinds import KINDS, Kind
 from autotuner.kernels.registry import load
 
@@ -87,8 +87,6 @@ def test_a_format_for_memory_alone_is_offered_where_memory_is_saved_and_an_inexa
 
 def test_only_integers_of_8_bits_are_not_exact() -> None:
     assert {name: each.numerics for name, each in FORMATS.items() if each.numerics != "exact"} == {"int8": "8-bit"}
-    assert allowed_classes("exact") == ("exact",)
-    assert allowed_classes("8-bit") == ("8-bit", "exact")
 
 
 def test_a_missing_format_lists_what_is_known() -> None:

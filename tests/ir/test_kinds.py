@@ -5,7 +5,8 @@ import pytest
 
 from autotuner.errors import GraphError
 from autotuner.ir.graph import Operator
-from autotuner.ir.kinds import KINDS, check_operator, check_sizes, types_made
+from autotuner.ir.kinds import KINDS, types_made
+from autotuner.ir.operator_checks import check_operator, check_sizes
 from autotuner.ir.records import Scalar
 
 
@@ -167,6 +168,17 @@ def test_a_kind_says_what_it_is_when_a_model_is_read() -> None:
     assert {name for name, kind in KINDS.items() if kind.computed_wide} == {
         "softmax", "gelu_erf", "gelu_tanh", "silu", "relu",
     }  # fmt: skip
+    assert {name for name, kind in KINDS.items() if kind.inlined} == {
+        "scale", "multiply", "cast", "rotary", "gelu_erf", "gelu_tanh", "silu", "relu",
+    }  # fmt: skip
+    assert {name for name, kind in KINDS.items() if kind.cheap} == {
+        "bias", "mask", "scale", "cast", "multiply", "pointwise", "program",
+    }  # fmt: skip
+    assert {name for name, kind in KINDS.items() if kind.reads_input_again} == {"gelu_erf", "gelu_tanh", "silu"}
+    assert {name for name, kind in KINDS.items() if kind.drops_weights} == {
+        "packed_attention", "packed_attention_grad", "packed_attention_grad_bias",
+    }  # fmt: skip
+    assert all(kind.roles.keys() >= kind.first_values.keys() for kind in KINDS.values())
     assert all(len(kind.statistics) == len(kind.makes) - 1 for kind in KINDS.values() if kind.gradient)
     for kind in KINDS.values():
         assert all(place < len(kind.example.partition("->")[0].split(",")) for place in kind.roles), kind.name

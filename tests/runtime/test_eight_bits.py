@@ -1,23 +1,25 @@
 """Activations that are saved in 8 bits: what a plan with them computes, and that it is only run where it is allowed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
 import pytest
 import torch
 
-from autotuner.api.backend import COMPILED
-from autotuner.errors import InputError
+from autotuner.api.backend import COMPILED, _allowed
+from autotuner.errors import ConfigurationError, InputError
 from autotuner.ir.autodiff import training_graph
-from autotuner.ir.formats import Numerics
+from autotuner.ir.formats import FORMATS
 from autotuner.ir.models import Model
+from autotuner.ir.numerics import CLASSES, Numerics
 from autotuner.ir.records import canonical_json
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import explain_plan
 from autotuner.plan.summary import needs
 from autotuner.runtime import check
-from autotuner.runtime.check import NARROW_TOLERANCE, TOLERANCES
+from autotuner.runtime.check import TOLERANCES
 from autotuner.space import build_space
 from autotuner.tuner import build_configuration
 from tests.made_up import HERE, UNEXPLAINED, times
@@ -55,7 +57,7 @@ def test_within_a_budget_8_bits_are_taken_where_exact_plans_are_slower() -> None
     assert found.memory.budget_bytes is not None
     exact = tuned(found.model, "exact", found.memory.budget_bytes)
     assert found.certificate.predicted_us < exact.certificate.predicted_us
-    assert found.narrow
+    assert found.inexact.keys() == {"8-bit"}
     assert found.memory.peak_bytes <= found.memory.budget_bytes
     graph = found.graph()
     for step in found.steps:
@@ -64,7 +66,7 @@ def test_within_a_budget_8_bits_are_taken_where_exact_plans_are_slower() -> None
                 assert step.is_conversion
                 assert graph.producers[name].phase == "forward"
     read = Configuration.from_json(found.to_json())
-    assert (read.numerics, read.narrow, read.key) == ("8-bit", found.narrow, found.key)
+    assert (read.numerics, read.inexact, read.key) == ("8-bit", found.inexact, found.key)
 
 
 def test_outputs_are_exact_and_gradients_off_by_less_than_a_hundredth() -> None:
@@ -74,17 +76,32 @@ def test_outputs_are_exact_and_gradients_off_by_less_than_a_hundredth() -> None:
     assert report.errors["y"] < TOLERANCES["float64"]
     beyond = {name: error for name, error in report.errors.items() if error > TOLERANCES["float64"]}
     assert {"x", "linear1.weight"} <= beyond.keys() == report.own_bounds.keys()
-    assert max(beyond.values()) < 1e-2 < NARROW_TOLERANCE
+    assert max(beyond.values()) < 1e-2 < CLASSES["8-bit"].tolerance
     assert all("the plan saves activations in 8 bits" in reason for reason in report.reasons)
 
 
 def test_a_plan_tells_what_it_saves_in_8_bits() -> None:
     found = under(LEANER)
-    saved = ", ".join(found.narrow)
+    saved = ", ".join(found.inexact["8-bit"])
     (words,) = [each for each in explain_plan(found).words if "8 bits" in each]
     assert words.startswith(f"Forward saves {saved} in 8 bits, which was allowed")
     (held,) = [need.words for need in needs(found) if need.name == "held for backward"]
-    assert held == f"what forward leaves, as planned; {len(found.narrow)} activations in 8 bits"
+    assert held == f"what forward leaves, as planned; {len(found.inexact['8-bit'])} activations in 8 bits"
+
+
+def test_a_further_class_is_a_declaration_that_plans_and_the_backend_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = under(LEANER)
+    saved = found.inexact["8-bit"]
+    told = {"does": "saves {} in 4 bits", "explanation": "Forward saves {} in 4 bits.", "held": "{} in 4 bits"}
+    monkeypatch.setitem(CLASSES, "4-bit", replace(CLASSES["8-bit"], name="4-bit", **told))  # type: ignore[arg-type, misc]
+    monkeypatch.setitem(FORMATS, "int8", replace(FORMATS["int8"], numerics="4-bit"))  # type: ignore[arg-type]
+    assert found.inexact == {"4-bit": saved}
+    assert f"Forward saves {', '.join(saved)} in 4 bits." in explain_plan(found).words
+    (held,) = [need.words for need in needs(found) if need.name == "held for backward"]
+    assert held == f"what forward leaves, as planned; {len(saved)} activations in 4 bits"
+    assert _allowed(found, "4-bit")[0] is found  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match='in 4 bits: numerics="4-bit" allows that'):
+        _allowed(found, "8-bit")
 
 
 def test_without_a_budget_the_plan_is_exact_and_leaner_ones_beside_it_need_not_be(
@@ -94,9 +111,9 @@ def test_without_a_budget_the_plan_is_exact_and_leaner_ones_beside_it_need_not_b
     of = model(LAYER, p=WITH_DROPOUT)
     exact, allowed = tuned(of, "exact"), tuned(of, "8-bit")
     assert allowed.key == exact.key
-    assert not any(plan.narrow for plan in exact.plans)
-    assert [bool(plan.narrow) for plan in allowed.plans[:1]] == [False]
-    narrow = [plan for plan in allowed.plans if plan.narrow]
+    assert not any(plan.inexact for plan in exact.plans)
+    assert [bool(plan.inexact) for plan in allowed.plans[:1]] == [False]
+    narrow = [plan for plan in allowed.plans if plan.inexact]
     assert narrow
     leanest, wide = narrow[-1].memory, exact.plans[-1].memory
     assert leanest is not None
@@ -152,10 +169,10 @@ def test_a_step_saves_in_8_bits_where_its_budget_needs_that_and_it_is_allowed() 
 def test_a_plan_in_8_bits_that_is_given_runs_only_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     trained(Layers(), None, steps=1)
     (plan,) = Narrow.made.values()
-    narrow = next(each for each in plan.plans if each.narrow)
+    narrow = next(each for each in plan.plans if each.inexact)
     monkeypatch.setattr(Narrow, "_of", lambda *_: narrow)
     trained(Layers(), None, steps=1)
-    saved = ", ".join(narrow.narrow)
+    saved = ", ".join(narrow.inexact["8-bit"])
     assert COMPILED[-1].tuned == frozenset()
     assert f'is left out: its plan saves {saved} in 8 bits: numerics="8-bit" allows that' in COMPILED[-1].note
     trained(Layers(), None, steps=1, numerics="8-bit")

@@ -13,15 +13,15 @@ import autotuner
 from autotuner.api.backend import COMPILED
 from autotuner.errors import InputError
 from autotuner.ir.autodiff import training_graph
-from autotuner.ir.formats import Numerics
 from autotuner.ir.models import Model
+from autotuner.ir.numerics import CLASSES, Numerics
 from autotuner.ir.records import canonical_json
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import explain_plan
 from autotuner.plan.request import Request
 from autotuner.runtime import check
-from autotuner.runtime.check import FP8_TOLERANCE, TOLERANCES
+from autotuner.runtime.check import TOLERANCES
 from autotuner.settings import TuneOptions
 from autotuner.space import build_space
 from autotuner.tuner import build_configuration
@@ -56,27 +56,27 @@ def encoder() -> Configuration:
 def test_products_with_weights_are_made_in_8_bit_floats_and_gradients_of_weights_are_not() -> None:
     found = encoder()
     graph = found.graph()
-    made = {graph.producers[name].name for name in found.rounded}
+    made = {graph.producers[name].name for name in found.inexact["fp8"]}
     assert len(made) >= 8
     products = {o.name for o in graph.operators if o.kind == "contraction" and any(map(graph.is_weight, o.inputs))}
-    inside = {name for step in found.steps if step.rounded for name in step.operators}
+    inside = {name for step in found.steps if step.inexact for name in step.operators}
     assert products & inside == {o.name for o in graph.operators if o.kind == "contraction" and o.name in inside}
     read = Configuration.from_json(found.to_json())
-    assert (read.numerics, read.rounded, read.key) == ("fp8", found.rounded, found.key)
+    assert (read.numerics, read.inexact, read.key) == ("fp8", found.inexact, found.key)
 
 
 def test_a_step_errs_by_a_few_hundredths() -> None:
     report = check(encoder())
     assert report.ok, report.worst
     assert 5e-3 < report.errors["y"] < 0.05
-    assert TOLERANCES["bfloat16"] < report.worst[1] < 0.1 < FP8_TOLERANCE
+    assert TOLERANCES["bfloat16"] < report.worst[1] < 0.1 < CLASSES["fp8"].tolerance
     assert report.own_bounds
     assert all("the plan multiplies in 8-bit floats, where it may be off by" in each for each in report.reasons)
 
 
 def test_a_plan_tells_what_it_computes_in_8_bit_floats() -> None:
     (words,) = [each for each in explain_plan(encoder()).words if "8-bit floats" in each]
-    assert words.startswith(f"{encoder().rounded[0]}, ")
+    assert words.startswith(f"{encoder().inexact['fp8'][0]}, ")
     assert "are computed from operands in 8-bit floats, which was allowed" in words
 
 
@@ -87,8 +87,8 @@ def test_without_it_plans_and_their_keys_are_as_before() -> None:
     assert request_key(exact, CPU) == request_key(exact, without)
     allowed = Request(of, "cpu", options=TuneOptions(numerics="fp8"))
     assert request_key(allowed, CPU) not in (request_key(allowed, without), request_key(exact, CPU))
-    assert not tuned(of, "exact").rounded
-    assert not tuned(of, "8-bit").rounded
+    assert not tuned(of, "exact").inexact
+    assert not tuned(of, "8-bit").inexact
 
 
 class Fp8(Leaner):
@@ -123,7 +123,7 @@ def test_a_plan_in_8_bit_floats_runs_only_where_that_is_allowed(monkeypatch: pyt
     (plan,) = Fp8.made.values()
     assert COMPILED[-1].tuned == frozenset()
     told = 'from operands in 8-bit floats: numerics="fp8" allows that'
-    assert f"is left out: its plan computes {plan.rounded[0]}, " in COMPILED[-1].note
+    assert f"is left out: its plan computes {plan.inexact['fp8'][0]}, " in COMPILED[-1].note
     assert told in COMPILED[-1].note
     losses(numerics="8-bit")
     assert told in COMPILED[-1].note

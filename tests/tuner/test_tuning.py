@@ -12,8 +12,8 @@ import pytest
 from autotuner.database import Database, Filter
 from autotuner.errors import InfeasibleError, InputError
 from autotuner.ir.autodiff import training_graph
-from autotuner.ir.formats import Numerics
 from autotuner.ir.models import Model
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
 from autotuner.plan.configuration import Configuration
@@ -217,9 +217,9 @@ def test_conversions_to_8_bits_are_measured_where_they_are_allowed_though_no_fas
     found = tune(small, CPU, database, asking, numerics="8-bit", gap=1e9, policy=TuningPolicy(few_calls=0))
     assert space.narrow_calls
     assert space.narrow_calls <= {*asking.asked} < space.calls.keys()
-    assert not found.narrow
+    assert not found.inexact
     exact = Asking(times(space.calls))
-    assert not tune(small, CPU, database, exact).narrow
+    assert not tune(small, CPU, database, exact).inexact
     assert space.narrow_calls.isdisjoint(exact.asked)
 
     def known(numerics: Numerics) -> str:

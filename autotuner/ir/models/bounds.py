@@ -5,7 +5,7 @@ from math import floor, log10, prod
 
 from autotuner.errors import GraphError
 from autotuner.ir.graph import Graph, Operator
-from autotuner.ir.kinds import check_sizes
+from autotuner.ir.operator_checks import check_sizes
 from autotuner.ir.programmed import WITH_SHAPES
 
 OPERATORS_MAX = 1024

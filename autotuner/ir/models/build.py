@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from autotuner.errors import GraphError, ModelError
 from autotuner.ir.graph import Graph, Operator, Role, Tensor
-from autotuner.ir.kinds import KINDS, check_operator, products_of, types_made
+from autotuner.ir.kinds import KINDS, products_of, types_made
 from autotuner.ir.models.bounds import check_axes, check_count, check_extents
 from autotuner.ir.models.schema import Definition, InverseSqrt, OperatorEntry, axes_of
+from autotuner.ir.operator_checks import check_operator
 from autotuner.ir.records import Attributes, Scalar
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import fsum
 
+from autotuner.ir.numerics import CLASSES
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation.alternatives import Price, Weighed, conversion_prices, weigh
 from autotuner.plan.parts import LEAN_SHARE, OF_FASTEST, Certificate
@@ -75,7 +76,7 @@ def explain_plan(configuration: Configuration) -> PlanExplanation:
             *_certificate_words(configuration.certificate),
             *why,
             *_memory_words(configuration),
-            *_narrow_words(configuration),
+            *_inexact_words(configuration),
             *_leaner_words(configuration),
             *again,
             *_overtaking_words(configuration),
@@ -165,17 +166,9 @@ def _memory_words(configuration: Configuration) -> Iterator[str]:
         yield f"Measured, a step needed {binary(measured.peak_bytes)} at most{off}{beside}."
 
 
-def _narrow_words(configuration: Configuration) -> Iterator[str]:
-    if configuration.narrow:
-        yield (
-            f"Forward saves {some(configuration.narrow, shown=12)} in 8 bits, which was allowed: backward reads each "
-            "element off by 1/254 of the largest of its group at most."
-        )
-    if configuration.rounded:
-        yield (
-            f"{some(configuration.rounded, shown=12)} are computed from operands in 8-bit floats, which was allowed: "
-            "each element of an operand is off by 1/16 of itself at most."
-        )
+def _inexact_words(configuration: Configuration) -> Iterator[str]:
+    for numerics, tensors in configuration.inexact.items():
+        yield CLASSES[numerics].explanation.format(some(tensors, shown=12))
 
 
 def _leaner_words(configuration: Configuration) -> Iterator[str]:
@@ -184,7 +177,10 @@ def _leaner_words(configuration: Configuration) -> Iterator[str]:
         assert plan.memory is not None
         slower = plan.certificate.predicted_us / configuration.certificate.predicted_us - 1
         again = f", with {some(plan.recomputed, shown=3)} computed again" if plan.recomputed else ""
-        again += f", with {some(plan.narrow, shown=3)} in 8 bits" if plan.narrow else ""
+        again += "".join(
+            f", with {CLASSES[numerics].held.format(some(tensors, shown=3))}"
+            for numerics, tensors in plan.inexact.items() if CLASSES[numerics].for_memory
+        )  # fmt: skip
         told.append(f"{binary(plan.memory.held_bytes)} for {slower:+.1%} of the time{again}")
     if told:
         yield f"For memory budgets of whole steps, leaner plans are kept, which leave for backward: {'; '.join(told)}."

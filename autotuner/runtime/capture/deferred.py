@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from autotuner.ir.kinds import ELEMENT_BYTES
+from autotuner.ir.kinds import ELEMENT_BYTES, KINDS
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
 from autotuner.runtime.capture.program import Expression, Operation, View, source_of
 from autotuner.runtime.capture.reader import Reader, aten, learned
@@ -32,10 +32,6 @@ VIEWS = frozenset((
     aten.unbind.int, *COPIES,
 ))  # fmt: skip
 """Calls that compute nothing: they are made again by each program that reads their result."""
-
-
-CHEAP = frozenset(("bias", "mask", "scale", "cast", "multiply", "pointwise", "program"))
-"""Kinds of operators that are not worth a region: what they alone make for several layers is made once, outside."""
 
 
 @dataclass(eq=False, slots=True)
@@ -142,7 +138,7 @@ class Calls:
 
     def is_computed(self, value: Any) -> bool:
         """Say whether more than sums, scales and calls that no rule reads make a value of what comes from outside."""
-        return any(isinstance(each, Operation) and each.kind not in CHEAP for each in self._behind(value))
+        return any(isinstance(each, Operation) and not KINDS[each.kind].cheap for each in self._behind(value))
 
     def follows_from_parameters(self, value: Any) -> bool:
         """Say whether a value follows from parameters and numbers alone."""

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from autotuner.ir.kinds import KINDS
 from autotuner.kernels.torch.programs import refusal
 from autotuner.runtime.capture import operators, packed  # noqa: F401  (they register their rules)
 from autotuner.runtime.capture.axes import UnknownError
@@ -22,7 +23,7 @@ from autotuner.runtime.capture.deferred import CASTS, VIEWS, Calls, Deferred, ch
 from autotuner.runtime.capture.equal_calls import equal_call
 from autotuner.runtime.capture.program import Expression, View
 from autotuner.runtime.capture.reader import RULES, Reader, fits
-from autotuner.runtime.capture.unread import INLINED, Unread
+from autotuner.runtime.capture.unread import Unread
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named
 
@@ -158,7 +159,7 @@ class FragmentRules(fx.Interpreter):
         other = next((self._calls.call_of(each) for each in args if isinstance(each, Deferred | Expression)), None)
         if x is None or other is None or shape_of(x) != other.shape:
             return False
-        return x.tensor.made_by is None or x.tensor.made_by.kind not in INLINED
+        return x.tensor.made_by is None or not KINDS[x.tensor.made_by.kind].inlined
 
     def _noted(self, target: Any, args: Any, kwargs: Any, found: Any) -> Any:
         """Return what a rule found, with the call that it stands for."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from autotuner.errors import AutotunerError
+from autotuner.ir.kinds import KINDS
 from autotuner.ir.programmed import CHOICE, PLACES
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.choices import is_choice, places_of
@@ -18,9 +19,6 @@ from autotuner.runtime.capture.program_text import ProgramText, flop_of, written
 from autotuner.runtime.capture.reader import RULES, Reader, as_numbers, has_parts, held, in_order, learned
 from autotuner.runtime.capture.views import sliced
 from autotuner.runtime.capture.written_out import is_named, rms_norm
-
-INLINED = frozenset(("scale", "multiply", "cast", "rotary", "gelu_erf", "gelu_tanh", "silu", "relu"))
-"""Kinds of which an operator becomes a part of an expression, or of a program, that alone reads its result."""
 
 
 class _NotByElement(Exception):
@@ -231,7 +229,7 @@ class Unread:
 
     def _is_inlined(self, view: View, call: Deferred) -> bool:
         made = view.tensor.made_by
-        return made is not None and made.kind in INLINED and call.is_pointwise and not view.fixed
+        return made is not None and KINDS[made.kind].inlined and call.is_pointwise and not view.fixed
 
     # Operators --------------------------------------------------------------------------------------------------------
 

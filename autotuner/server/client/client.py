@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx2
 
 from autotuner.errors import InputError, JobStateError, ServiceError
-from autotuner.ir.formats import Numerics
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import Scalar, Status
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation

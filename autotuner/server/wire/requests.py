@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from autotuner.ir.formats import Numerics
+from autotuner.ir.numerics import Numerics, listed_classes
 from autotuner.ir.records import Status
 from autotuner.server.wire.values import (
     BYTES_MAX,
@@ -25,6 +25,8 @@ from autotuner.server.wire.values import (
     Truth,
 )
 from autotuner.settings import TuneOptions
+
+_ALSO = "`{name}`: also {numbers}"
 
 
 class Body(BaseModel):
@@ -123,8 +125,8 @@ class BestQuery(Query):
     numerics: Annotated[
         Numerics,
         _said(
-            "What it may save for backward, `8-bit`: also 8-bit integers; or what products with weights may be of, "
-            "`fp8`: also 8-bit floats. By default neither."
+            f"What it may save for backward, {listed_classes(_ALSO, ', ', for_memory=True)}; or what products with "
+            f"weights may be of, {listed_classes(_ALSO, ', ', for_memory=False)}. By default neither."
         ),
     ] = "exact"
 

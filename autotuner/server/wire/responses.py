@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from autotuner.ir.formats import Numerics
+from autotuner.ir.numerics import Numerics
 from autotuner.ir.records import Scalar, Status
 from autotuner.server.wire.requests import SubmittedLimits
 from autotuner.server.wire.values import JobStateName, MatchName, RoleName
@@ -16,20 +16,6 @@ class ResponseBody(BaseModel):
     """A body that the service sends; a client ignores fields that it does not know."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
-
-
-STAGES = {
-    "space": "enumerating",
-    "search": "searching launch parameters",
-    "ceilings": "measuring ceilings",
-    "compile": "compiling",
-    "measure": "measuring",
-    "confirm": "confirming",
-    "solve": "solving",
-    "end_to_end": "timing end to end",
-    "done": "done",
-}
-"""Words for each stage of a job."""
 
 
 class ProgressView(ResponseBody):

@@ -17,11 +17,13 @@ from autotuner.database import Database, Job, JobState, exit_in_hand
 from autotuner.errors import (
     DatabaseError,
     JobStateError,
+    MeasureError,
     ModelError,
     NotFoundError,
     UnavailableError,
     stacklevel,
 )
+from autotuner.extras import require
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.cost import largest_end
 from autotuner.ir.device import CPU, has_graphs
@@ -259,7 +261,7 @@ def _tuned_once(run: _Run, spent: Spent, unsettled: Configuration | None = None)
     # A job that may take so long has its last seconds for solving, and may have none for timing end to end.
     ahead = samples if timed and run.timing is None and run.limit_s == inf else None
     with ExitStack() as stack:
-        with run.measuring(request) as measurer:
+        with run.measuring(request) as measurer, _torch_is_needed():
             watch = stack.enter_context(StartedAhead(request, measurer, run.reporter, ahead, run.threads))
             tuned = tuner.tune(
                 request, run.file, run.database, measurer, watch=watch, spent=spent, provisional=timed,
@@ -271,6 +273,20 @@ def _tuned_once(run: _Run, spent: Spent, unsettled: Configuration | None = None)
             return tuned, False
         timing = run.timing or partial(_timed_apart, threads=run.threads, started=watch.process)
         return _timed(run, tuned, samples, timing, lambda: spent.and_since(began).seconds - measurer.waited_s)
+
+
+@contextmanager
+def _torch_is_needed() -> Iterator[None]:
+    """Say which extra to install where nothing can be measured because torch is missing.
+
+    Raises:
+        MissingError: in place of a `MeasureError`.
+    """
+    try:
+        yield
+    except MeasureError:
+        require("measuring", "torch")
+        raise
 
 
 def _timed(run: _Run, tuned: Tuned, samples: int, timing: Timing, spent_s: Callable[[], float]) -> tuple[Tuned, bool]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph, Operator
+from autotuner.ir.kinds import kind_of
 from autotuner.kernels import KERNELS
 from autotuner.kernels.patterns import (
     Attention,
@@ -121,17 +122,17 @@ def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, .
             yield from ((first, s) for s in dict.fromkeys(siblings) if s.inputs[:2] == first.inputs[:2])
 
 
-READ_AGAIN = ("gelu_erf", "gelu_tanh")
-"""Kinds whose gradient reads their input: a kernel of a product and one of these leaves the product, too."""
-
-
 def _behind_product(graph: Graph, product: Operator, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:
-    """Yield a product and the operator that alone reads it; for a third kind, one that reads what this makes."""
-    if kinds[0] in READ_AGAIN:
-        yield from ((product, o) for o in graph.consumers[product.outputs[0]] if o.kind == kinds[0])
+    """Yield a product and the operator that alone reads it; for a third kind, one that reads what this makes.
+
+    Where the gradient of the second reads its operand again, a kernel of both leaves the product, too: others may.
+    """
+    readers = [o for o in graph.consumers[product.outputs[0]] if o.kind == kinds[0]]
+    if readers and kind_of(readers[0]).reads_input_again:
+        yield from ((product, o) for o in readers)
         return
     follower = only_consumer(graph, product.outputs[0])
-    taking = 2 if kinds[0] == "add" else 1
+    taking = 2 if follower and kind_of(follower).commutative else 1
     if follower and follower.kind == kinds[0] and product.outputs[0] in follower.inputs[:taking]:
         third = [(o,) for o in graph.consumers[follower.outputs[0]] if o.kind == kinds[-1]] if kinds[1:] else [()]
         yield from ((product, follower, *last) for last in third)
@@ -181,7 +182,7 @@ def _is_of_parameter(graph: Graph, gradient: str) -> bool:
 
 
 def _drops_weights(graph: Graph, mask: str) -> bool:
-    if any(o.kind.startswith("packed_attention") for o in graph.consumers[mask]):
+    if any(kind_of(o).drops_weights for o in graph.consumers[mask]):
         return True
     read = (graph.producers.get(tensor) for o in graph.consumers[mask] for tensor in o.inputs)
     return any(operator is not None and operator.kind == "softmax" for operator in read)

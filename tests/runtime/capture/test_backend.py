@@ -19,7 +19,7 @@ from autotuner.api.options import checked
 from autotuner.api.survey import region_calls
 from autotuner.database import open_database
 from autotuner.errors import InputError, TunedWarning
-from autotuner.ir.formats import Numerics
+from autotuner.ir.numerics import Numerics
 from autotuner.kernels.torch import programmed
 from autotuner.measure.devices import environment
 from autotuner.plan.configuration import Configuration

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
 from autotuner.database import Database, open_database
+from autotuner.database.values import ListedConfiguration
 from autotuner.ir.models import load_model
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.report.candidates import OperatorCandidates
@@ -18,6 +19,7 @@ from autotuner.plan.report.picture import PlanPicture
 from autotuner.server.http import create_app
 from autotuner.server.http.answers import Answers
 from autotuner.server.http.plans import MeasuredSpaces, MeasuredSteps
+from autotuner.server.wire.responses import ListedConfigurationView
 from autotuner.tuner import build_configuration
 from tests.made_up import HERE, feed_forward, made_up_configuration, small_model, space_of, times
 
@@ -70,6 +72,10 @@ def test_configurations_are_listed_the_newest_first_page_after_page(asking: Test
 )
 def test_a_search_is_for_every_word_in_model_dtype_and_device(asking: TestClient, search: str, found: int) -> None:
     assert len(asking.get("/v1/configurations", params={"search": search}).json()["items"]) == found
+
+
+def test_a_list_over_http_has_the_fields_of_one_from_the_database() -> None:
+    assert [*ListedConfigurationView.model_fields] == [field.name for field in fields(ListedConfiguration)]
 
 
 def test_a_plan_is_drawn_with_each_operator_once_and_its_memory_at_each_step(asking: TestClient) -> None:
