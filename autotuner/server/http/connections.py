@@ -27,19 +27,17 @@ BODY_S = 30.0
 ANSWER_S = 30.0
 """For how long a client may leave an answer in the buffers of its connection."""
 
-READERS = 5
+READERS = 6
 PLANNERS = 1
 WRITERS = 3
 CHECKERS = 2
 PROBES = 1
 KEEPERS = 1
-LOOKERS = 1
 WATCHERS = 1
 """Threads, apart by what may hold them, so that what waits for the database's write lock holds nobody else.
 
 Together they are the 15 connections that an engine opens, so that no request waits for one in vain. `CHECKERS` check
-what is submitted, and `PLANNERS` set plans against measurements: both take the processor. `KEEPERS` look tokens up,
-`LOOKERS` whether answers in memory still hold.
+what is submitted, and `PLANNERS` set plans against measurements: both take the processor. `KEEPERS` look tokens up.
 """
 
 REPEATED_S = 60.0
