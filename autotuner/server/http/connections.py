@@ -1,8 +1,15 @@
 """Connections: bounded in number, and in the time that a request takes to arrive and an answer to be taken.
 
-uvicorn bounds no time: a client that sends a byte now and then, or reads nothing, would hold its connection for ever.
-Its `limit_concurrency` refuses requests, not connections, also those of clients that have one. A proxy bounds the
-connections of one address.
+uvicorn (0.54) itself ends a kept connection that is idle for 5 s (`timeout_keep_alive`), and bounds headers to 16 KiB
+(`h11_max_incomplete_event_size`). It lacks what stands here:
+
+- It bounds no time otherwise: a client that sends a byte now and then, or reads nothing, would hold its connection for
+  ever.
+- It bounds no connections: `limit_concurrency` refuses requests, also those of clients that have a connection.
+- It answers what is no HTTP in plain text, and logs two warnings for each request with an `Upgrade` header.
+- It keeps half a request until its time to end is over.
+
+A proxy bounds the connections of one address.
 """
 
 import asyncio
