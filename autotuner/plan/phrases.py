@@ -15,7 +15,7 @@ BUSY = "timed on a busy device"
 ON_A_BUSY_DEVICE = f"each operator alone was {BUSY}"
 KERNELS_OF_A_STEP = "predicted, kernels of one training step"
 NEVER_MEASURED = "too much was never measured"
-"""Why it is not known how far a plan is above the best there can be."""
+"""The reason for a gap that is not known."""
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
