@@ -22,6 +22,7 @@ EXTRAS = {
     "scipy": "tune",
     "sqlalchemy": "tune",
     "starlette": "server",
+    "tenacity": "client",
     "torch": "torch",
     "typer": "cli",
     "uvicorn": "server",

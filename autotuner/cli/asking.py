@@ -26,6 +26,7 @@ from autotuner.cli.printing import print_configuration
 from autotuner.cli.progress import Followed
 from autotuner.errors import AutotunerError, NotFoundError
 from autotuner.ir.numerics import checked_numerics
+from autotuner.plan.phrases import KERNELS_OF_A_STEP, time_left, us
 from autotuner.settings import TuneKeywords, parsed_bytes
 
 if TYPE_CHECKING:
@@ -265,8 +266,8 @@ def _print_best(found: "BestView") -> None:
     table.add_row("tuned on", f"{view.device_name} ({view.device_type}), {_moment(view.created_at)}")
     part = "with doubts, see below" if view.doubts else "in part: a job stopped at its limit or gap"
     table.add_row("measured", "all that could matter" if view.complete else part)
-    table.add_row("predicted, kernels of one training step", f"{view.predicted_us:,.1f} us")
-    table.add_row("measured end to end", "no" if view.measured_us is None else f"{view.measured_us:,.1f} us")
+    table.add_row(KERNELS_OF_A_STEP, us(view.predicted_us))
+    table.add_row("measured end to end", "no" if view.measured_us is None else us(view.measured_us))
     out.print(table)
     if found.message:
         out.print(found.message, soft_wrap=True)
@@ -319,8 +320,6 @@ def _print_job(job: "JobView") -> None:
 
 
 def _progress_rows(job: "JobView") -> list[tuple[str, str]]:
-    from autotuner.plan.phrases import time_left
-
     progress = job.progress
     if progress is None or job.ended:
         return []

@@ -1,6 +1,6 @@
 """Tables of configurations, checks, devices and search spaces."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from autotuner.cli.console import emit, lines, out
-from autotuner.plan.phrases import plain
+from autotuner.plan.phrases import plain, statistics_words
 
 if TYPE_CHECKING:
     from autotuner.ir.models.schema import Definition
@@ -111,74 +111,12 @@ def _print_words(title: str, sentences: Iterable[str]) -> None:
 
 
 def _print_totals(found: "Configuration") -> None:
-    from autotuner.ir.cost import reduction
+    from autotuner.plan.summary import totals
 
-    certificate = found.certificate
-    conversions = [step for step in found.steps if step.is_conversion]
-    saved = reduction(found.bytes_moved["unfused"], found.bytes_moved["chosen"])
-    above = "the plan is {:.2%} above" if certificate.proven_gap else "no plan takes less"
-    if found.doubts:
-        above += ", by times that are doubtful"
-    if certificate.proven_gap is None:
-        above = "too little is measured"
-    busy = " (timed on a busy device)" if certificate.default_is_marked else ""
-    estimated = certificate.estimated_gap is not None
-    noise = "not measured" if certificate.noise_floor is None else f"{certificate.noise_floor:.1%}"
-    counts = [f"{found.counts.get(key, 0):,}" for key in ("measured", "reused", "failed")]
-    rows = [
-        ("predicted, kernels of one training step", f"{certificate.predicted_us:,.1f} us"),
-        ("if their 95 % intervals hold", f"{certificate.low_us:,.1f} to {certificate.high_us:,.1f} us"),
-        ("lower bound, proven", f"{certificate.lower_bound_us:,.1f} us ({above.format(certificate.proven_gap)})"),
-        *([("gap by learned costs, estimated", f"{certificate.estimated_gap:.2%}")] if estimated else []),
-        ("the paper's shortest path", _us(certificate.baseline_us)),
-        ("every operator alone, as declared", _us(certificate.default_us) + busy),
-        ("conversions", f"{len(conversions)}, {sum(step.predicted_us for step in conversions):,.1f} us"),
-        ("bytes moved against unfused", f"{-saved:+.1f} %"),
-        *_memory_rows(found),
-        *_sampled_rows(found),
-        ("calls measured / reused / failed", " / ".join(counts)),
-        ("noise floor of this device", noise),
-        *([("solving took", _statistics_words(certificate.statistics))] if certificate.statistics else []),
-    ]
-    summary = Table("", "", show_header=False)
-    for label, text in rows:
-        summary.add_row(label, text)
-    out.print(summary)
-
-
-def _sampled_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
-    """Yield how much of the cells was tried of which not all is; what was not is neither best nor worst."""
-    count = {name: found.counts.get(name, 0) for name in ("cells_enumerated", "cells_sampled", "sampled_combinations")}
-    if count["cells_sampled"]:
-        cells = f"{count['cells_enumerated']:,} enumerated, {count['cells_sampled']:,} sampled"
-        tried = f"{found.counts.get('sampled_tried', 0):,} of {count['sampled_combinations']:,} tried, the rest unknown"
-        yield "cells (kernel and forms)", f"{cells}: {tried}"
-
-
-def _memory_rows(found: "Configuration") -> Iterator[tuple[str, str]]:
-    from autotuner.plan.phrases import binary
-    from autotuner.plan.summary import needs
-
-    for need in needs(found):
-        yield f"memory: {need.name}", "not known" if need.count is None else binary(need.count)
-
-
-def _statistics_words(statistics: Mapping[str, float]) -> str:
-    """Write what solving took; what a solver counts under another name is written with that name."""
-    from autotuner.plan.phrases import binary, counted
-
-    known = {
-        "largest_rows": lambda n: f"{counted(int(n), 'row')} in the largest table",
-        "largest_bytes": lambda n: f"{binary(int(n))} for it",
-        "estimated_bytes": lambda n: f"{binary(int(n))} at most without bounds, estimated",
-        "cases": lambda n: counted(int(n), "case"),
-    }
-    other = "{}: {:,g}".format
-    return ", ".join(known[name](n) if name in known else other(name, n) for name, n in statistics.items())
-
-
-def _us(value: float | None) -> str:
-    return "no plan" if value is None else f"{value:,.1f} us"
+    table = Table("", "", show_header=False)
+    for name, text in totals(found):
+        table.add_row(name, text)
+    out.print(table)
 
 
 def print_measured(measured: "Measured", kernels_us: float) -> None:
@@ -202,7 +140,7 @@ def print_solution(solution: "Solution", *, as_json: bool) -> None:
         f"{solution.solver}: {solution.total_us:.1f} us, bound {solution.lower_bound_us:.1f}, gap {solution.gap:.2%}"
     )
     if solution.statistics:
-        out.print(_statistics_words(solution.statistics))
+        out.print(statistics_words(solution.statistics))
     for name, state in solution.states.items():
         out.print(f"  {name}: {state}")
 

@@ -6,7 +6,6 @@ both. `contract` says what other packages may rely on. No row, session or connec
 
 from autotuner.database.contract import Device, Queue, Storage
 from autotuner.database.database import Database, open_database, upgraded
-from autotuner.database.editions import Edition, ExactKey, SqlEditions
 from autotuner.database.exporting import results_file
 from autotuner.database.importing import import_measurements
 from autotuner.database.inventory import Inventory
@@ -38,8 +37,6 @@ __all__ = [
     "Answer",
     "Database",
     "Device",
-    "Edition",
-    "ExactKey",
     "Filter",
     "FleetGpu",
     "Hold",
@@ -52,7 +49,6 @@ __all__ = [
     "Pruned",
     "Queue",
     "Role",
-    "SqlEditions",
     "SqlTokens",
     "Statistics",
     "Storage",

@@ -13,7 +13,6 @@ from sqlalchemy import (
     RowMapping,
     Select,
     Text,
-    bindparam,
     case,
     cast,
     func,
@@ -127,11 +126,6 @@ class SqlConfigurations(Configurations):
             return [_listed(row._mapping) for row in connection.execute(query)]
 
     @retried
-    def count(self, family_key: str) -> int:
-        with self._transactions.reading() as connection:
-            return connection.execute(_COUNT, {"family_key": family_key}).scalar_one()
-
-    @retried
     def known(self, family_key: str) -> list[tuple[str, str, dict[str, int]]]:
         ids = _latest(
             ConfigurationRow.family_key == family_key,
@@ -145,9 +139,6 @@ class SqlConfigurations(Configurations):
         )
         with self._transactions.reading() as connection:
             return [(kind, dtype, extents) for kind, dtype, extents in connection.execute(query)]
-
-
-_COUNT = select(func.count()).where(ConfigurationRow.family_key == bindparam("family_key"))
 
 
 _MODEL = ConfigurationRow.document["model"]

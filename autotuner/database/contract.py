@@ -109,10 +109,6 @@ class Configurations(Protocol):
         """
 
     @abstractmethod
-    def count(self, family_key: str) -> int:
-        """Return the number for a family of models: while it stays, so do `best` and `known` of that family."""
-
-    @abstractmethod
     def known(self, family_key: str) -> list[tuple[str, str, dict[str, int]]]:
         """Return device type, dtype and extents of all that is known for a family of models, for people, each once."""
 

@@ -16,7 +16,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from autotuner.database.backlog import Backlog
 from autotuner.database.configurations import SqlConfigurations
 from autotuner.database.contract import Storage
-from autotuner.database.editions import SqlEditions
 from autotuner.database.engine import explained, is_sqlite, make_engine, must_exist, read_url
 from autotuner.database.file_locks import FileLocks
 from autotuner.database.gpus import SqlGpus
@@ -119,7 +118,6 @@ class Database(Storage):
         self.queue = SqlQueue(self._transactions, self.locks)
         self.configurations = SqlConfigurations(self._transactions)
         self._behind = threading.local()
-        self.editions = SqlEditions(self._transactions)
         self.inventory = SqlInventory(self._transactions)
         self.pruning = SqlPruning(self._transactions)
         self.tokens = SqlTokens(self._transactions)
@@ -137,7 +135,6 @@ class Database(Storage):
         return self._transactions.generation
 
     def close(self) -> None:
-        self.editions.close()
         self._transactions.close()
 
     # Environments and measurements

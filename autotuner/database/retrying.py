@@ -60,7 +60,8 @@ class Retrying:
     """The retries of one process on one database, shared by its threads.
 
     They end soon once the process ends: when `hurry` is called, or when whoever asks is on its way out by SystemExit
-    or KeyboardInterrupt. Where that is caught and the same thread asks again, all is as before.
+    or KeyboardInterrupt. Where that is caught and the same thread asks again, all is as before. tenacity would not
+    shorten `call`: its limits run from what other callers have found, and a pause ends with the process.
 
     Args:
         timeouts: when it gives up.

@@ -1,6 +1,6 @@
 """Phrases: times, bytes, shares, dates, names, stages and forms, as sentences, tables and drawings write them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
@@ -11,7 +11,11 @@ SHOWN = 4
 NEAR = 6
 TOLD = 5
 MISSING, MINUS, TIMES = "\u2013", "\u2212", "\u00d7"
-ON_A_BUSY_DEVICE = "each operator alone was timed on a busy device"
+BUSY = "timed on a busy device"
+ON_A_BUSY_DEVICE = f"each operator alone was {BUSY}"
+KERNELS_OF_A_STEP = "predicted, kernels of one training step"
+NEVER_MEASURED = "too much was never measured"
+"""The reason for a gap that is not known."""
 STAGES = {
     "space": "enumerating",
     "search": "searching launch parameters",
@@ -178,6 +182,18 @@ def form_words(form: str) -> str:
 def call_words(kernel: str, params: Iterable[tuple[str, Any]]) -> str:
     """Write a kernel with its parameters."""
     return " ".join([kernel, *(f"{name}={value}" for name, value in params)])
+
+
+def statistics_words(statistics: Mapping[str, float]) -> str:
+    """Write what solving took; what a solver counts under another name is written with that name."""
+    known = {
+        "largest_rows": lambda n: f"{counted(int(n), 'row')} in the largest table",
+        "largest_bytes": lambda n: f"{binary(int(n))} for it",
+        "estimated_bytes": lambda n: f"{binary(int(n))} at most without bounds, estimated",
+        "cases": lambda n: counted(int(n), "case"),
+    }
+    other = "{}: {:,g}".format
+    return ", ".join(known[name](n) if name in known else other(name, n) for name, n in statistics.items())
 
 
 def plain(text: str) -> str:

@@ -10,20 +10,27 @@ from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import PlanExplanation
 from autotuner.plan.parts import Certificate, Fusion, Measured
 from autotuner.plan.phrases import (
+    BUSY,
+    KERNELS_OF_A_STEP,
     MISSING,
+    NEVER_MEASURED,
     ON_A_BUSY_DEVICE,
     TIMES,
     binary,
     counted,
     duration,
+    interval_us,
     moment,
     percent,
     ratio,
     span,
+    statistics_words,
     times_default,
+    us,
 )
 
 DEFAULT = "default"
+DOUBTFUL = "times that are doubtful"
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -92,7 +99,7 @@ def _result(configuration: Configuration) -> str:
 
 def figures(configuration: Configuration) -> Iterator[Figure]:
     """Yield the numbers to see first."""
-    certificate, measured, moved = configuration.certificate, configuration.measured, configuration.bytes_moved
+    certificate, measured = configuration.certificate, configuration.measured
     if measured is not None:
         yield Figure("measured end to end", duration(measured.plan_us), f"median of {measured.samples} training steps")
         off = measured.predicted_over_measured(configuration.kernels_us)
@@ -109,10 +116,10 @@ def figures(configuration: Configuration) -> Iterator[Figure]:
         within = span(certificate.low_us, certificate.high_us)
         words = f"sum of its kernels' times, {within} within their 95 % intervals; not timed end to end"
         yield Figure("predicted", duration(certificate.predicted_us), words)
-    medians = "times that are doubtful" if configuration.doubts else "medians"
+    medians = DOUBTFUL if configuration.doubts else "medians"
     bound = f"no plan takes less than {duration(certificate.lower_bound_us)}, by {medians}"
     if certificate.proven_gap is None:
-        bound = "not known: too much was never measured"
+        bound = f"not known: {NEVER_MEASURED}"
     yield Figure("proven gap", percent(certificate.proven_gap), bound)
     if certificate.estimated_gap is not None:
         yield Figure("estimated gap", percent(certificate.estimated_gap), "by learned costs: not proven")
@@ -121,10 +128,57 @@ def figures(configuration: Configuration) -> Iterator[Figure]:
         if certificate.default_is_marked:
             words += f"; {ON_A_BUSY_DEVICE}"
         yield Figure("against the default", ratio(_times_default(certificate)), words)
-    unfused, chosen = moved.get("unfused"), moved.get("chosen")
-    if unfused and chosen is not None:
-        less = reduction(unfused, chosen) / 100
-        yield Figure("bytes moved", percent(-less, signed=True), f"{binary(chosen)} against {binary(unfused)} unfused")
+    more = _more_moved(configuration)
+    if more is not None:
+        chosen, unfused = (binary(configuration.bytes_moved[name]) for name in ("chosen", "unfused"))
+        yield Figure("bytes moved", percent(more, signed=True), f"{chosen} against {unfused} unfused")
+
+
+def totals(configuration: Configuration) -> Iterator[tuple[str, str]]:
+    """Yield all totals with their names, as a table of two columns: times in microseconds, in ASCII."""
+    certificate = configuration.certificate
+    yield KERNELS_OF_A_STEP, us(certificate.predicted_us)
+    yield "if their 95 % intervals hold", interval_us(certificate.low_us, certificate.high_us)
+    yield "lower bound, proven", f"{us(certificate.lower_bound_us)} ({_above_bound(configuration)})"
+    if certificate.estimated_gap is not None:
+        yield "gap by learned costs, estimated", f"{certificate.estimated_gap:.2%}"
+    busy = f" ({BUSY})" if certificate.default_is_marked else ""
+    yield "the paper's shortest path", _us_or_none(certificate.baseline_us)
+    yield "every operator alone, as declared", _us_or_none(certificate.default_us) + busy
+    conversions_us = [step.predicted_us for step in configuration.steps if step.is_conversion]
+    yield "conversions", f"{len(conversions_us)}, {us(sum(conversions_us))}"
+    more = _more_moved(configuration)
+    yield "bytes moved against unfused", "not known" if more is None else f"{100 * more:+.1f} %"
+    for need in needs(configuration):
+        yield f"memory: {need.name}", "not known" if need.count is None else binary(need.count)
+    count = {row.name: f"{row.tuned or 0:,}" for row in count_rows(configuration, None)}
+    if "cells sampled" in count:
+        combinations = f"{configuration.counts.get('sampled_combinations', 0):,}"
+        cells = f"{count['cells enumerated']} enumerated, {count['cells sampled']} sampled"
+        yield "cells (kernel and forms)", f"{cells}: {count['tried']} of {combinations} tried, the rest unknown"
+    yield "calls measured / reused / failed", " / ".join(count[name] for name in ("measured", "reused", "failed"))
+    noise = certificate.noise_floor
+    yield "noise floor of this device", "not measured" if noise is None else f"{noise:.1%}"
+    if certificate.statistics:
+        yield "solving took", statistics_words(certificate.statistics)
+
+
+def _above_bound(configuration: Configuration) -> str:
+    gap = configuration.certificate.proven_gap
+    if gap is None:
+        return NEVER_MEASURED
+    above = f"the plan is {gap:.2%} above" if gap else "no plan takes less"
+    return f"{above}, by {DOUBTFUL}" if configuration.doubts else above
+
+
+def _more_moved(configuration: Configuration) -> float | None:
+    """Return by which share the plan moves more bytes than unfused, below 0 for fewer; None where that is not known."""
+    unfused, chosen = configuration.bytes_moved["unfused"], configuration.bytes_moved["chosen"]
+    return -reduction(unfused, chosen) / 100 if unfused else None
+
+
+def _us_or_none(value: float | None) -> str:
+    return "no plan" if value is None else us(value)
 
 
 def measured_totals(measured: Measured, kernels_us: float) -> Iterator[Total]:
@@ -142,10 +196,10 @@ def measured_totals(measured: Measured, kernels_us: float) -> Iterator[Total]:
         "of it, beside the kernels", measured.overhead_us, None,
         "the same step with its kernels left out: copies of inputs and parameters, autograd, Python",
     )  # fmt: skip
-    for name, us in measured.peers_us.items():
-        against = us / measured.plan_us
+    for name, peer_us in measured.peers_us.items():
+        against = peer_us / measured.plan_us
         words = "this configuration is faster" if against > 1 else "this configuration is not faster"
-        yield Total(name, us, against, words)
+        yield Total(name, peer_us, against, words)
 
 
 def kernel_totals(configuration: Configuration) -> Iterator[Total]:
@@ -173,10 +227,10 @@ def kernel_totals(configuration: Configuration) -> Iterator[Total]:
             + (f"; {ON_A_BUSY_DEVICE}" if certificate.default_is_marked else ""),
         ),
     )
-    for name, us, words in others:
-        if us is not None:
-            against = us / plan_us if plan_us else None
-            yield Total(name, us, _times_default(certificate) if name == DEFAULT else against, words)
+    for name, other_us, words in others:
+        if other_us is not None:
+            against = other_us / plan_us if plan_us else None
+            yield Total(name, other_us, _times_default(certificate) if name == DEFAULT else against, words)
 
 
 def _times_default(certificate: Certificate) -> float | None:

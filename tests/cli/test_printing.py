@@ -137,7 +137,7 @@ def test_a_gap_of_nothing_reads_differently_from_one_that_is_not_known(found: Co
     for gap, words in (
         (0.05, "the plan is 5.00% above"),
         (0.0, "no plan takes less"),
-        (None, "too little is measured"),
+        (None, "too much was never measured"),
     ):
         certificate = replace(found.certificate, proven_gap=gap)
         printing.print_configuration(replace(found, certificate=certificate), as_json=False)

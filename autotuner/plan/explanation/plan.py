@@ -8,7 +8,7 @@ from autotuner.ir.numerics import CLASSES
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation.alternatives import Price, Weighed, conversion_prices, weigh
 from autotuner.plan.parts import LEAN_SHARE, OF_FASTEST, Certificate
-from autotuner.plan.phrases import TOLD, binary, counted, interval_us, some, us
+from autotuner.plan.phrases import NEVER_MEASURED, TOLD, binary, counted, interval_us, some, us
 
 NOTHING = 1e-9
 OVERTAKING_MAX = 10
@@ -98,7 +98,7 @@ def _certificate_words(certificate: Certificate) -> Iterator[str]:
         f"{interval_us(certificate.low_us, certificate.high_us)} if each stays within its 95 % interval."
     )
     if certificate.proven_gap is None:
-        yield "How far it is above the best there can be is not known: too much was never measured."
+        yield f"How far it is above the best there can be is not known: {NEVER_MEASURED}."
     elif certificate.proven_gap <= NOTHING:
         yield "By these medians no plan takes less: the proven gap is 0."
     else:

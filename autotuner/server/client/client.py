@@ -14,7 +14,7 @@ from autotuner.ir.records import Scalar, Status
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation
 from autotuner.server.client.submitting import GivenModel, best_query, checked, checked_key, given_model, params
-from autotuner.server.client.transport import LONGEST_PAUSE_S, Clock, Transport
+from autotuner.server.client.transport import Clock, Transport, begin_anew
 from autotuner.server.wire.requests import JobsQuery, MeasurementsQuery, Query, SubmittedJob
 from autotuner.server.wire.responses import (
     BestView,
@@ -182,29 +182,23 @@ class Client:
             NotFoundError: there is no such job.
             ServiceError: the service stays away for longer.
         """
-        now, backoff = self._transport.clock.now, self._transport.backoff(seconds=patience_s)
         last_id, revision = "", None
-        while True:
-            opened_at = now()
+        for attempt in self._transport.retrying(seconds=patience_s):
             headers = {"Last-Event-ID": last_id} if last_id else {}
-            try:
-                with self._transport.stream(f"v1/jobs/{job_id}/events", headers) as events:
-                    for event in events:
-                        last_id = event.id
-                        if not event.data:
-                            continue
-                        job = self._transport.read(JobView, event.data)
-                        backoff.succeed()
-                        if job.revision != revision:
-                            revision = job.revision
-                            yield job
-                        if job.ended:
-                            return
+            opened = self._transport.stream(f"v1/jobs/{job_id}/events", headers)
+            with attempt, self._transport.connected(attempt), opened as events:
+                for event in events:
+                    last_id = event.id
+                    if not event.data:
+                        continue
+                    job = self._transport.read(JobView, event.data)
+                    begin_anew(attempt)
+                    if job.revision != revision:
+                        revision = job.revision
+                        yield job
+                    if job.ended:
+                        return
                 raise ServiceError(f"{self.url} ended the events of job {job_id} before the job", passing=True)
-            except ServiceError as error:
-                if now() - opened_at > LONGEST_PAUSE_S:
-                    backoff.succeed()  # it was connected meanwhile, and nothing happened to the job
-                backoff.wait(error)
 
     def wait(self, job_id: int, timeout_s: float | None = None, *, patience_s: float = PATIENCE_S) -> JobView:
         """Return a job once it has ended, however it ended.
@@ -212,16 +206,11 @@ class Client:
         Raises:
             JobStateError: it has not ended after `timeout_s`; it goes on.
         """
-        clock, backoff = self._transport.clock, self._transport.backoff(seconds=patience_s)
+        clock, retrying = self._transport.clock, self._transport.retrying(seconds=patience_s)
         deadline = None if timeout_s is None else clock.now() + timeout_s
         pause, longest = LOOK_S
         while True:
-            try:
-                job = self.job(job_id)
-            except ServiceError as error:
-                backoff.wait(error)
-                continue
-            backoff.succeed()
+            job = retrying(self.job, job_id)
             if job.ended:
                 return job
             if deadline is not None and clock.now() >= deadline:

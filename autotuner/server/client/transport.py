@@ -4,19 +4,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from random import uniform
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import httpx2
 from pydantic import TypeAdapter, ValidationError
+from tenacity import AttemptManager, RetryCallState, Retrying, retry_if_exception, wait_exponential
 
 from autotuner.errors import AutotunerError, InputError, JobStateError, ModelError, NotFoundError, ServiceError
 from autotuner.server.wire.responses import ProblemDetails
 from autotuner.settings import server_url
 
-FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
+PAUSES = wait_exponential(0.25, max=LONGEST_PAUSE_S)
 PASSING = (502, 503, 504)
 """Statuses of a service, or a proxy before it, that cannot answer now."""
 
@@ -31,40 +33,6 @@ class Clock:
 
     now: Callable[[], float] = monotonic
     sleep: Callable[[float], None] = sleep
-
-
-class Backoff:
-    """Exponential backoff with jitter: pauses that double, up to 5 s, and an end.
-
-    Args:
-        tries: the number of retries; None for any number.
-        seconds: the time since the first failure after a success; None for no limit.
-    """
-
-    def __init__(self, clock: Clock, *, tries: int | None = None, seconds: float | None = None) -> None:
-        self._clock = clock
-        self._tries = tries
-        self._seconds = seconds
-        self.succeed()
-
-    def succeed(self) -> None:
-        """Begin anew: what was tried has worked."""
-        self._tried = 0
-        self._since: float | None = None
-
-    def wait(self, error: ServiceError) -> None:
-        """Pause before the next try.
-
-        Raises:
-            ServiceError: the error that is given, where trying again is of no use, or tries or time are used up.
-        """
-        now = self._clock.now()
-        since = self._since = now if self._since is None else self._since
-        over = self._seconds is not None and now - since >= self._seconds
-        if not error.passing or over or self._tried == self._tries:
-            raise error
-        self._clock.sleep(uniform(0.5, 1) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._tried, 10)))
-        self._tried += 1
 
 
 class Transport:
@@ -111,8 +79,31 @@ class Transport:
     def close(self) -> None:
         self._client.close()
 
-    def backoff(self, *, tries: int | None = None, seconds: float | None = None) -> Backoff:
-        return Backoff(self.clock, tries=tries, seconds=seconds)
+    def retrying(
+        self, *, tries: float = inf, seconds: float = inf, when: Callable[[ServiceError], bool] = lambda _: True
+    ) -> Retrying:
+        """Return retries of what fails with an error that may pass, behind pauses that double, up to 5 s, with jitter.
+
+        Args:
+            tries: the number of retries.
+            seconds: the time since the first failure, or since the first after `begin_anew`.
+            when: which of these errors are tried again.
+        """
+        since = 0.0
+
+        def are_over(state: RetryCallState) -> bool:
+            nonlocal since
+            now = self.clock.now()
+            since = now if state.attempt_number == 1 else since
+            return state.attempt_number > tries or now - since >= seconds
+
+        return Retrying(
+            sleep=self.clock.sleep,
+            stop=are_over,
+            wait=lambda state: uniform(0.5, 1) * PAUSES(state),
+            retry=retry_if_exception(lambda error: isinstance(error, ServiceError) and error.passing and when(error)),
+            reraise=True,
+        )
 
     def get(self, path: str, params: Params | None = None) -> httpx2.Response:
         """Ask, and ask again where no service was found.
@@ -124,14 +115,11 @@ class Transport:
             NotFoundError, JobStateError, InputError: the service refuses, in its own words.
             ServiceError: it cannot be reached, or failed.
         """
-        backoff = self.backoff(tries=self._retries)
-        while True:
-            try:
-                return self._send("GET", path, params=params)
-            except ServiceError as error:
-                if isinstance(error.__cause__, httpx2.ReadTimeout):
-                    raise  # somebody is there and does not answer: that was waited for long enough
-                backoff.wait(error)
+        # Of a read timeout, somebody is there and does not answer: that was waited for long enough.
+        retrying = self.retrying(
+            tries=self._retries, when=lambda error: not isinstance(error.__cause__, httpx2.ReadTimeout)
+        )
+        return retrying(self._send, "GET", path, params=params)
 
     def post(
         self,
@@ -150,16 +138,23 @@ class Transport:
         Raises:
             As `get`.
         """
-        backoff = self.backoff(tries=self._retries)
         headers = dict(headers or {}) | ({} if body is None else {"Content-Type": "application/json"})
-        while True:
-            try:
-                return self._send("POST", path, content=body, headers=headers)
-            except ServiceError as error:
-                unsent = isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
-                if not (unsent or repeatable):
-                    raise
-                backoff.wait(error)
+        unsent = httpx2.ConnectError, httpx2.ConnectTimeout
+        retrying = self.retrying(
+            tries=self._retries, when=lambda error: repeatable or isinstance(error.__cause__, unsent)
+        )
+        return retrying(self._send, "POST", path, content=body, headers=headers)
+
+    @contextmanager
+    def connected(self, attempt: AttemptManager) -> Iterator[None]:
+        """Begin retries anew where an attempt fails after more than 5 s: it was connected meanwhile."""
+        opened_at = self.clock.now()
+        try:
+            yield
+        except ServiceError:
+            if self.clock.now() - opened_at > LONGEST_PAUSE_S:
+                begin_anew(attempt)
+            raise
 
     @contextmanager
     def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx2.EventSource]:
@@ -243,6 +238,11 @@ class Transport:
         return ServiceError(
             f"what answers at {self.shown} is no autotuner service of this version ({what}): see `autotuner serve`"
         )
+
+
+def begin_anew(attempt: AttemptManager) -> None:
+    """Count an attempt as the first one: what was tried has worked."""
+    attempt.retry_state.attempt_number = 1
 
 
 def _authorization(token: str | None) -> dict[str, str]:

@@ -1,45 +1,34 @@
-"""Answers: the best configuration for a model on a device as it is sent, kept as long as it stays the best.
+"""Answers: the best configuration for a model on a device, as it is sent.
 
 The document of a configuration is sent as the text that the database keeps: reading and writing it anew takes longer
 than all the rest of an answer.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from threading import Lock
 from typing import Any
 
-from autotuner.database import Database, Edition, ExactKey, Match, StoredConfiguration
+from autotuner.database import Database, Match, StoredConfiguration
 from autotuner.errors import NotFoundError
 from autotuner.plan.configuration import Configuration
 
 KNOWN_MAX = 8
-KEPT_BYTES = 2**26
-"""Of answers, 64 MiB in all."""
-
 KEPT_CONFIGURATIONS = 8
 ALWAYS_ASK = "no-cache"
-State = Edition | tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model on a device that a configuration is asked for; a device name of None is any device of the type.
-
-    Args:
-        key: of its family, dtype and extents.
-    """
+    """A model on a device that a configuration is asked for; a device name of None is any device of the type."""
 
     family: str
     dtype: str
     extents: tuple[tuple[str, int], ...]
     device_type: str
     device_name: str | None
-    key: ExactKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,45 +40,14 @@ class TaggedBody:
 
 
 class Answers:
-    """Answers from one database, kept in memory: asked for again, each is one short query."""
+    """Answers from one database; the last configurations that were explained are kept in memory."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._lock = Lock()
-        self._kept: OrderedDict[Target, tuple[State, TaggedBody]] = OrderedDict()
-        self._kept_bytes = 0
         self._read = lru_cache(KEPT_CONFIGURATIONS)(self._configuration)
 
     def best(self, target: Target) -> TaggedBody:
-        """Return the `BestView` of a target; the one in memory, until there is another configuration that may be it.
-
-        With configurations for exactly its extents, only another such one may; else any of its family.
-        """
-        state: State = self._database.editions.of([target.key])[target.key]
-        if isinstance(state, Edition) and not state.number:
-            state = self._database.generation, self._database.configurations.count(target.family)
-        kept = self.kept(target, state)
-        return kept if kept is not None else self._keep(target, state, self._best(target))
-
-    def kept(self, target: Target, state: State) -> TaggedBody | None:
-        """Return the answer in memory, if it was made in this state of the database."""
-        with self._lock:
-            kept = self._kept.get(target)
-            if kept is None or kept[0] != state:
-                return None
-            self._kept.move_to_end(target)
-            return kept[1]
-
-    def _keep(self, target: Target, state: State, answer: TaggedBody) -> TaggedBody:
-        with self._lock:
-            before = self._kept.pop(target, None)
-            self._kept[target] = (state, answer)
-            self._kept_bytes += len(answer.body) - (0 if before is None else len(before[1].body))
-            while self._kept_bytes > KEPT_BYTES:
-                self._kept_bytes -= len(self._kept.popitem(last=False)[1][1].body)
-        return answer
-
-    def _best(self, target: Target) -> TaggedBody:
+        """Return the `BestView` of a target."""
         found = self._database.configurations.best(
             family_key=target.family, dtype=target.dtype, extents=dict(target.extents),
             device_type=target.device_type, device_name=target.device_name,

@@ -20,7 +20,6 @@ from autotuner.server.http.events import Watch, event_routes, render
 from autotuner.server.http.guard import Guard, HeadAsGet, Hosts
 from autotuner.server.http.jobs import job_routes
 from autotuner.server.http.known import known_routes
-from autotuner.server.http.lookups import Lookups, Shortcut
 from autotuner.server.http.metrics import Metrics
 from autotuner.server.http.operations import operation_routes
 from autotuner.server.http.pages import page_routes
@@ -61,7 +60,6 @@ def create_app(
     metrics = Metrics(database, number)
     watch = Watch(database, render, metrics.count_streams)
     access, answers = Access(database, local=local), Answers(database)
-    lookups = Lookups(database, files, answers)
     app = FastAPI(
         title="autotuner",
         summary="Layout and algorithm autotuner for transformer training",
@@ -75,7 +73,7 @@ def create_app(
     app.state.end_streams, app.state.access, app.state.metrics = watch.close, access, metrics
     app.include_router(job_routes(database, files, quota))
     app.include_router(event_routes(database, watch, quota, access))
-    app.include_router(configuration_routes(database, files, answers, lookups))
+    app.include_router(configuration_routes(database, files, answers))
     app.include_router(plan_routes(database, answers))
     app.include_router(known_routes(database, files))
     app.include_router(operation_routes(database, number, metrics, watch))
@@ -86,7 +84,6 @@ def create_app(
     describe(app, access)
     app.add_middleware(BodyLimit)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Shortcut, lookups=lookups, access=access)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), **CROSS_ORIGIN)
     app.add_middleware(Guard, hosts=hosts or Hosts(), origins=origins)

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from hashlib import sha256
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Query
 from starlette.responses import Response
 
-from autotuner.database import Database, SqlEditions
+from autotuner.database import Database
 from autotuner.errors import ModelError
 from autotuner.ir.models import read_value
 from autotuner.plan.explanation import OperatorExplanation, TensorExplanation, explain_operator, explain_tensor
@@ -24,7 +24,6 @@ from autotuner.server.http.answers import (
     stored_configuration,
 )
 from autotuner.server.http.documentation import refusals
-from autotuner.server.http.lookups import Lookups
 from autotuner.server.http.strict import StrictRoute
 from autotuner.server.http.submissions import ModelFiles, given_extents
 from autotuner.server.wire.requests import BestQuery
@@ -52,7 +51,7 @@ def tagged(model: type, description: str, *refused: int) -> dict[int | str, dict
     }
 
 
-def configuration_routes(database: Database, files: ModelFiles, answers: Answers, lookups: Lookups) -> APIRouter:
+def configuration_routes(database: Database, files: ModelFiles, answers: Answers) -> APIRouter:
     routes = APIRouter(prefix="/v1/configurations", tags=["configurations"], route_class=StrictRoute)
 
     @routes.get(
@@ -62,7 +61,7 @@ def configuration_routes(database: Database, files: ModelFiles, answers: Answers
         response_model=None,
         responses=tagged(BestView, "The best that is known, and how good a match it is.", 404, 409),
     )
-    def best(query: Annotated[BestQuery, Query()], request: Request, if_none_match: IfNoneMatch = None) -> Response:
+    def best(query: Annotated[BestQuery, Query()], if_none_match: IfNoneMatch = None) -> Response:
         """Return the best configuration known for a model with these extents and options, on a device.
 
         `match` is `exact`; `doubtful` for the same, measured under bad conditions; `near_device` for one from
@@ -72,10 +71,7 @@ def configuration_routes(database: Database, files: ModelFiles, answers: Answers
 
         Give `model`, as in `bert-encoder:base`; or `family` as a job has it, with `dtype` and all extents.
         """
-        target = _target(query, files)
-        found = answers.best(target)
-        lookups.learn(request.scope["query_string"], query.model, target)
-        return sent(found, ALWAYS_ASK, if_none_match)
+        return sent(answers.best(_target(query, files)), ALWAYS_ASK, if_none_match)
 
     @routes.get(
         "/{configuration_id}",
@@ -142,8 +138,7 @@ def _target(query: BestQuery, files: ModelFiles) -> Target:
 
 
 def _of(query: BestQuery, family: str, dtype: str, extents: Mapping[str, int]) -> Target:
-    key = SqlEditions.key(family, dtype, extents)
-    return Target(family, dtype, tuple(extents.items()), query.device_type, query.device_name, key)
+    return Target(family, dtype, tuple(extents.items()), query.device_type, query.device_name)
 
 
 def _pairs(name: str, texts: Sequence[str]) -> dict[str, str]:

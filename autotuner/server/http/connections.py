@@ -1,8 +1,15 @@
 """Connections: bounded in number, and in the time that a request takes to arrive and an answer to be taken.
 
-uvicorn bounds no time: a client that sends a byte now and then, or reads nothing, would hold its connection for ever.
-Its `limit_concurrency` refuses requests, not connections, also those of clients that have one. A proxy bounds the
-connections of one address.
+uvicorn (0.54) itself ends a kept connection that is idle for 5 s (`timeout_keep_alive`), and bounds headers to 16 KiB
+(`h11_max_incomplete_event_size`). It lacks what stands here:
+
+- It bounds no time otherwise: a client that sends a byte now and then, or reads nothing, would hold its connection for
+  ever.
+- It bounds no connections: `limit_concurrency` refuses requests, also those of clients that have a connection.
+- It answers what is no HTTP in plain text, and logs two warnings for each request with an `Upgrade` header.
+- It keeps half a request until its time to end is over.
+
+A proxy bounds the connections of one address.
 """
 
 import asyncio
@@ -27,19 +34,17 @@ BODY_S = 30.0
 ANSWER_S = 30.0
 """For how long a client may leave an answer in the buffers of its connection."""
 
-READERS = 5
+READERS = 6
 PLANNERS = 1
 WRITERS = 3
 CHECKERS = 2
 PROBES = 1
 KEEPERS = 1
-LOOKERS = 1
 WATCHERS = 1
 """Threads, apart by what may hold them, so that what waits for the database's write lock holds nobody else.
 
 Together they are the 15 connections that an engine opens, so that no request waits for one in vain. `CHECKERS` check
-what is submitted, and `PLANNERS` set plans against measurements: both take the processor. `KEEPERS` look tokens up,
-`LOOKERS` whether answers in memory still hold.
+what is submitted, and `PLANNERS` set plans against measurements: both take the processor. `KEEPERS` look tokens up.
 """
 
 REPEATED_S = 60.0

@@ -58,14 +58,6 @@ class ModelFiles:
         """
         return self._read(name)[1]
 
-    def stamp(self, name: str) -> Stamp | None:
-        """Return what changes with the file of a model; None where there is none."""
-        try:
-            path = self._paths().get(name)
-            return None if path is None else _stamp(path)
-        except OSError:
-            return None
-
     def model(
         self, reference: str, extents: Mapping[str, int], options: Mapping[str, Scalar], dtype: str | None
     ) -> Model:

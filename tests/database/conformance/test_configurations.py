@@ -269,17 +269,6 @@ def test_what_is_known_is_listed_once_the_latest_first(database: Storage, save: 
     ]
 
 
-def test_the_number_of_a_family_rises_with_each_of_its_configurations_and_no_other(
-    database: Storage, save: Save
-) -> None:
-    assert database.configurations.count("f" * 64) == 0
-    save(family="f")
-    save(family="e")
-    assert database.configurations.count("f" * 64) == 1
-    save(family="f", complete=False)
-    assert database.configurations.count("f" * 64) == 2
-
-
 def document(name: str, preset: str | None, **more: Any) -> dict[str, Any]:
     return {
         "model": {"name": name, "preset": preset},
