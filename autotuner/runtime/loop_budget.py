@@ -22,7 +22,7 @@ from autotuner.runtime.step_budget import StepBudget
 from autotuner.runtime.step_needs import StepNeeds
 
 
-class _Steps:
+class _LoopSteps:
     """Steps that begin with one graph.
 
     Attributes:
@@ -58,8 +58,8 @@ class LoopBudget:
         """
         self.budget_bytes = budget_bytes
         self._runtime = device_runtime(device)
-        self._steps: WeakKeyDictionary[Callable[..., Any], _Steps] = WeakKeyDictionary()
-        self._open: _Steps | None = None
+        self._steps: WeakKeyDictionary[Callable[..., Any], _LoopSteps] = WeakKeyDictionary()
+        self._open: _LoopSteps | None = None
         self._stepped: list[Optimizer] = []
 
     def runs(self, graph: Callable[..., Any], parameters: Iterable[nn.Parameter]) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ class LoopBudget:
             with self._part(own):
                 return graph(*arguments)
 
-        own = _Steps(StepBudget(self.budget_bytes, self._runtime, self._static, keeps=True), parameters)
+        own = _LoopSteps(StepBudget(self.budget_bytes, self._runtime, self._static, keeps=True), parameters)
         self._steps[run] = own
         return run
 
@@ -105,7 +105,7 @@ class LoopBudget:
             self._close(steps)
 
     @contextmanager
-    def _part(self, own: _Steps) -> Iterator[None]:
+    def _part(self, own: _LoopSteps) -> Iterator[None]:
         """Run a part of the step that is under way, or of one that begins with a graph."""
         if self._open is not None and self._stepped and not self._open.is_known:
             self._open.is_known = True
@@ -125,7 +125,7 @@ class LoopBudget:
             steps.budget.ran_out()
             raise
 
-    def _close(self, steps: _Steps) -> None:
+    def _close(self, steps: _LoopSteps) -> None:
         self._open = None
         steps.budget.end()
 

@@ -22,7 +22,8 @@ ROWS = rows((ROOT / "README.md").read_text(), "model | eager, ms")
 def figures(case: dict[str, Any]) -> list[str]:
     """Return a row as README has it, without its name."""
     ms, peer = case["ms"], case["best_peer"]
-    memory = [case["memory"][side]["reserved_bytes"] / 2**30 for side in ("torch.compile cudnn", peer, TUNED)]
+    # A side that ran in memory which earlier ones had reserved took more than was reserved for it.
+    memory = [max(case["memory"][side].values()) / 2**30 for side in ("torch.compile cudnn", peer, TUNED)]
     tuning, steps = "-", "-"
     if "--prepared" not in case["run"]["command"]:
         seconds = case["seconds"]["tuning"]
