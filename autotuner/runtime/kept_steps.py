@@ -8,6 +8,10 @@ backward, take turns with the same memory, as far as their sizes allow.
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil, inf
+from typing import Protocol
+from weakref import WeakSet
+
+import torch
 
 from autotuner.runtime.arena_memory import LARGER
 from autotuner.runtime.step_knapsack import Room, Way, fastest_ways
@@ -29,6 +33,12 @@ class KeptStepLog(StepLog):
             if lap.region is not None and lap.phase == BACKWARD:
                 made[lap.region] = lap.region.leanest.gradients_bytes
         self.laps = laps[::-1]
+
+    def standing_bytes(self, ways: Mapping[HasWays, RunsSo]) -> int:
+        """Return the bytes that regions keep between steps, if each runs so."""
+        scratch_bytes = max((region.scratch_bytes for region in self.order), default=0)
+        outside = (max(1, self.held(region)) * ways[region].outside_bytes for region in self.order)
+        return scratch_bytes + self._kept(ways) + sum(outside)
 
     def predicted_bytes(self, ways: Mapping[HasWays, RunsSo]) -> int:
         return self.peak_bytes + self._kept(ways) - self._kept(self._leanest)
@@ -89,6 +99,33 @@ class KeptStepLog(StepLog):
                 if self._leaves_nothing(region, way):
                     free.append(min(fits, default=way.own_bytes))
         return kept_bytes
+
+
+class Keeper(Protocol):
+    """Steps of one shape, whose regions keep memory."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def standing_bytes(self) -> int:
+        """The bytes that are kept now; 0 while a step is under way."""
+
+    def give_up(self) -> None:
+        """Let what is kept go, between two steps."""
+
+
+_KEEPERS: "WeakSet[Keeper]" = WeakSet()
+
+
+def make_room(keeper: Keeper, room_bytes: float) -> None:
+    """Have others on a device give up what they keep, the largest first, until no more than some bytes are kept."""
+    others = [each for each in _KEEPERS if each is not keeper and each.device == keeper.device and each.standing_bytes]
+    kept_bytes = sum(each.standing_bytes for each in others)
+    for other in sorted(others, key=lambda each: each.standing_bytes, reverse=True):
+        if kept_bytes > room_bytes:
+            kept_bytes -= other.standing_bytes
+            other.give_up()
+    _KEEPERS.add(keeper)
 
 
 def _time_us(ways: Mapping[HasWays, RunsSo]) -> float:

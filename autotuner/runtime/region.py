@@ -154,6 +154,11 @@ class RegionPlan:
         return sum(each.size_bytes for each in buffers if each.role == "output" and each.phase == "backward")
 
     @property
+    def outside_bytes(self) -> int:
+        """Bytes of inputs, outputs and gradients, as far as they have memory of their own in a workspace."""
+        return sum(each.size_bytes for each in self.memory.buffers if each.role in ("input", "output"))
+
+    @property
     def scratch_bytes(self) -> int:
         """Bytes of what one phase makes and reads itself, which regions can share."""
         return self.memory.arena_bytes - self.memory.kept_bytes

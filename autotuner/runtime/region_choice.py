@@ -59,6 +59,11 @@ class RegionWay:
         return self.region.plan.gradients_bytes
 
     @property
+    def outside_bytes(self) -> int:
+        """Bytes of its inputs, outputs and gradients, of which a workspace that stays has its own."""
+        return self.region.plan.outside_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Bytes that its forward leaves for backward, beside its inputs."""
         return 0 if self.repeats else self.own_bytes

@@ -25,7 +25,7 @@ from autotuner.runtime.arena_memory import Memories, apart
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.devices.protocol import MemoryMeter
 from autotuner.runtime.fallbacks import warn
-from autotuner.runtime.kept_steps import KeptStepLog
+from autotuner.runtime.kept_steps import KeptStepLog, make_room
 from autotuner.runtime.model_memory import StaticBytes
 from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.step_laps import OUTSIDE, HasWays, RunsSo, StepLog
@@ -107,6 +107,24 @@ class StepBudget:
     def is_settled(self) -> bool:
         return self._stage is _Stage.SETTLED
 
+    @property
+    def device(self) -> torch.device:
+        return self._runtime.device
+
+    @property
+    def standing_bytes(self) -> int:
+        """Bytes that regions keep, between two steps."""
+        log = self._lean
+        if self._kept is None or self._log is not None or not isinstance(log, KeptStepLog):
+            return 0
+        return log.standing_bytes({region: self.way_of(region) for region in log.order})
+
+    def give_up(self) -> None:
+        """Let what regions keep go, between two steps; the next one takes memory anew."""
+        self._scratch, self._kept, self._is_built = Scratch(), None, False
+        for region in self._lean.order if self._lean is not None else ():
+            region.let_go()
+
     def way_of(self, region: HasWays) -> RunsSo:
         """Return the way that a region runs in the step that is under way."""
         return self._ways.get(region, region.leanest)
@@ -140,6 +158,8 @@ class StepBudget:
             standing_bytes: of what is there beside parameters and the optimizer's state.
         """
         measured = self._stage in (_Stage.LEAN, _Stage.CHOSEN) and not captured
+        if self._keeps:
+            make_room(self, 0 if self.needs is None else self.budget_bytes - self.needs.predicted_bytes)
         self._base_bytes = self._static().kept + standing_bytes if measured else 0
         self._meter = self._runtime.meter() if measured else None
         self._log, self.repeats = KeptStepLog() if self._keeps else StepLog(), 0
@@ -174,7 +194,9 @@ class StepBudget:
 
     def abandon(self) -> None:
         """End a step from which nothing follows: it has failed, or was captured."""
+        was_built = self._is_built
         self._ended()
+        self._is_built = was_built
 
     def _ended(self) -> tuple[StepLog, int]:
         """Return what a step did, and how much the allocator has held."""
@@ -331,19 +353,15 @@ class StepBudget:
 
     def _keep_nothing(self) -> None:
         """Have regions take their memory anew in each step, and build their kernels on it; measure that from anew."""
-        assert self._lean is not None
         self._keeps, self._stage, self._limit, self._tries = False, _Stage.LEAN, float(self.budget_bytes), 0
-        self._scratch, self._kept, self._is_built = Scratch(), None, False
-        for region in self._lean.order:
-            region.let_go()
+        self.give_up()
 
     def _run_so(self, chosen: dict[HasWays, RunsSo]) -> None:
         """Run the next step so, other regions as lean as they can, and measure it."""
         assert self._lean is not None
         self._ways, self._stage = chosen, _Stage.CHOSEN
-        self._scratch, self._kept, self._is_built = Scratch(), None, False
-        for region in self._lean.order if self._keeps else ():
-            region.let_go()
+        if self._keeps:
+            self.give_up()
         ways = {region: self.way_of(region) for region in self._lean.order}
         inexact = tuple(Counter(numerics for way in ways.values() for numerics in way.inexact).items())
         self.needs = StepNeeds(

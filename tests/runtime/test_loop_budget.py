@@ -195,6 +195,33 @@ def test_a_call_that_finds_no_memory_ends_its_step_and_the_next_ones_are_leaner(
     assert needs.measured_bytes < most.measured_bytes
 
 
+@pytest.mark.parametrize("is_roomy", [False, True])
+def test_shapes_keep_memory_side_by_side_only_where_the_budget_has_room_for_all(*, is_roomy: bool) -> None:
+    _, (most,) = looped(Layers(), "1GiB")
+    budget = 1 << 29 if is_roomy else most.measured_bytes + (1 << 16)
+    steps: list[list[float]] = []
+    for given in (None, budget):
+        torch._dynamo.reset()
+        model = Layers()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        tuned = autotuner.optimize(model, compiler="eager", memory_budget=given, watch=None)
+        steps.append([])
+        for number in range(12):
+            loss = tuned(batch(number, 4 if number % 2 else 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps[-1].append(float(loss.detach()))
+    assert steps[1] == pytest.approx(steps[0], rel=1e-8)
+    large, small = autotuner.summary(model).needs
+    assert small.measured_bytes < large.measured_bytes <= budget
+    own = loop_budget.loop_budget(budget, torch.device("cpu"))
+    kept = [each.budget.standing_bytes for each in own._steps.values() if each.budget.needs is not None]
+    assert len(kept) == 2
+    assert sum(size > 0 for size in kept) == (2 if is_roomy else 1)
+    assert max(kept) < large.measured_bytes
+
+
 def test_models_with_one_budget_on_one_device_share_it() -> None:
     looped(Layers(), "64MiB")
     own = loop_budget.loop_budget(64 << 20, torch.device("cpu"))
