@@ -9,8 +9,8 @@ they run. Where that needs more than it should, faster ways are given up, and th
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from math import ceil
@@ -121,8 +121,11 @@ class StepBudget:
 
     def give_up(self) -> None:
         """Let what regions keep go, between two steps; the next one takes memory anew."""
+        self._give_up(self._lean.order if self._lean is not None else ())
+
+    def _give_up(self, regions: Iterable[HasWays]) -> None:
         self._scratch, self._kept, self._is_built = Scratch(), None, False
-        for region in self._lean.order if self._lean is not None else ():
+        for region in regions:
             region.let_go()
 
     def way_of(self, region: HasWays) -> RunsSo:
@@ -161,7 +164,9 @@ class StepBudget:
         if self._keeps:
             make_room(self, 0 if self.needs is None else self.budget_bytes - self.needs.predicted_bytes)
         self._base_bytes = self._static().kept + standing_bytes if measured else 0
-        self._meter = self._runtime.meter() if measured else None
+        self._meter = None
+        with suppress(RuntimeError):  # torch's profiler counts on a CPU now: a later step is measured
+            self._meter = self._runtime.meter() if measured else None
         self._log, self.repeats = KeptStepLog() if self._keeps else StepLog(), 0
         if not self._keeps or self._stage is _Stage.FIRST:
             self._scratch = Scratch(is_of_one_step=not captured)
@@ -190,7 +195,12 @@ class StepBudget:
         Raises:
             BudgetError: no way of each region leaves enough room.
         """
-        self._go_on(*self._ended())
+        is_missed = self._meter is None and self._stage in (_Stage.LEAN, _Stage.CHOSEN)
+        log, reserved_bytes = self._ended()
+        if is_missed:  # what it has built would not be counted in the next one
+            self._give_up(log.order)
+        else:
+            self._go_on(log, reserved_bytes)
 
     def abandon(self) -> None:
         """End a step from which nothing follows: it has failed, or was captured."""

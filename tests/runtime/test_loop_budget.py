@@ -222,6 +222,21 @@ def test_shapes_keep_memory_side_by_side_only_where_the_budget_has_room_for_all(
     assert max(kept) < large.measured_bytes
 
 
+def test_steps_under_torchs_profiler_are_not_measured_and_later_ones_are() -> None:
+    def profiled(_: Any, number: int) -> None:
+        if number == 1:
+            profiler.start()
+        if number == 3:
+            profiler.stop()
+
+    wanted, (most,) = looped(Layers(), "1GiB")
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    losses, (needs,) = looped(Layers(), "1GiB", between=profiled)
+    assert losses == wanted
+    assert needs.least_bytes == most.least_bytes
+    assert needs.measured_bytes == most.measured_bytes
+
+
 def test_models_with_one_budget_on_one_device_share_it() -> None:
     looped(Layers(), "64MiB")
     own = loop_budget.loop_budget(64 << 20, torch.device("cpu"))
