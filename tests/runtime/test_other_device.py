@@ -5,6 +5,7 @@ Torch makes tensors without memory on such a device, so that functions are asked
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_peers_of_a_plan_are_those_of_its_type(monkeypatch: pytest.MonkeyPatch) 
         return {PLAN: [1.0]}, {PLAN: None}, BesideKernels(0.0)
 
     found = configuration(model(), 0)
-    plan = type(found)(**vars(found) | {"environment": {**found.environment, "device_type": OTHER}})
+    plan = replace(found, environment={**found.environment, "device_type": OTHER})
     monkeypatch.setattr(peers, "time_on_gpu", timed)
     a_type_with_graphs(monkeypatch)
     assert peers.time_peers(plan).plan_us == 1.0
