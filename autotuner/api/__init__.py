@@ -71,8 +71,8 @@ def optimize(
     Raises:
         InputError: several of database, server and configurations; example inputs with one of the last two; an unknown
             compiler; a budget that is no number of bytes.
-        BudgetError: at the end of the second step of a shape, in the optimizer's `step`: it needs more, however its
-            regions run.
+        BudgetError: at the end of the second or third step of a shape, in the optimizer's `step`: it needs more,
+            however its regions run.
     """
     with needed_for("compiling a model"):
         import torch

@@ -77,7 +77,9 @@ def checked(options: Mapping[str, Any]) -> None:
         raise InputError("budget_bytes is 0: write a number above 0, or leave it out")
     for_loops = parsed_bytes(options.get("memory_budget"), "memory_budget") is not None
     if for_loops and (options.get("budget") or options.get("capture") is not None):
-        raise InputError("memory_budget is for loops of one's own: a caller who captures steps decides by itself")
+        raise InputError(
+            "memory_budget is for a loop of one's own, and capture and budget are for a caller who runs steps: give one"
+        )
     sources = [name for name in SOURCES if options.get(name) is not None]
     if len(sources) > 1:
         raise InputError(f"the backend was given {' and '.join(SOURCES[name] for name in sources)}: give one of them")

@@ -5,20 +5,24 @@ own in all moments of a step, used or not. Regions that leave nothing, whose for
 backward, take turns with the same memory, as far as their sizes allow.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil, inf
+from functools import cached_property
 from typing import Protocol
 from weakref import WeakSet
 
 import torch
 
 from autotuner.runtime.arena_memory import LARGER
-from autotuner.runtime.step_knapsack import Room, Way, fastest_ways
+from autotuner.runtime.step_knapsack import Label, undominated
 from autotuner.runtime.step_laps import BACKWARD, HasWays, Lap, RunsSo, StepLog
 
-SIZES = 8
-"""Of the largest memory that regions take turns with, so many are tried."""
+MOST_LABELS = 4000
+"""Of combinations that are kept behind a region; of more, the fastest few of each part of the bytes are."""
+PARTS, FEW = 500, 4
+Free = tuple[int, ...]
+"""Sizes of memory that is there and free at some moment."""
 
 
 class KeptStepLog(StepLog):
@@ -45,60 +49,67 @@ class KeptStepLog(StepLog):
 
     def fastest(self, limit: float) -> dict[HasWays, RunsSo] | None:
         room = limit - (self.peak_bytes - self._kept(self._leanest))
-        sizes = sorted({
-            way.own_bytes for region in self.order for way in region.ways if self._leaves_nothing(region, way)
-        })  # fmt: skip
-        # Those that leave nothing need a place, in turn, which one that leaves something may have as well.
-        most = [0, *sizes[:: ceil(len(sizes) / SIZES) or 1], *sizes[-1:]]
-        tried = [self._fastest(room - beside, each) for each in most for beside in (0, each)]
-        fits = [ways for ways in tried if ways is not None and self.predicted_bytes(ways) <= limit]
-        return min(fits, key=_time_us, default=None)
+        fits = (places for kept_bytes, _, places in reversed(self._front) if kept_bytes <= room)
+        places = next(fits, None)
+        if places is None:  # of very many combinations, the leanest may be left out
+            return self._leanest if self.peak_bytes <= limit else None
+        return {region: region.ways[place] for region, place in zip(self.order, places, strict=True)}
 
-    def _fastest(self, room: float, most_bytes: int) -> dict[HasWays, RunsSo] | None:
-        """Return the fastest ways of which all that is left for backward fits into some room.
+    @cached_property
+    def _front(self) -> list[Label]:
+        """Combinations of ways by what they keep, each faster than the one before.
 
-        Args:
-            most_bytes: of a way that leaves nothing.
+        Combinations of the regions before are told apart by the memory that is free for the next one.
         """
-        ways = {
-            region: [way for way in region.ways if not self._leaves_nothing(region, way) or way.own_bytes <= most_bytes]
-            for region in self.order
-        }
-        if not all(ways.values()):
-            return None
-        options = [[self._option(region, way) for way in ways[region]] for region in self.order]
-        last = [*[inf] * (len(options) - 1), room][: len(options)]
-        places = fastest_ways(options, Room([inf] * len(options), [inf] * len(options), last))
-        if places is None:
-            return None
-        return {region: ways[region][place] for region, place in zip(self.order, places, strict=True)}
+        known: dict[Free, list[Label]] = {(): [(0, 0.0, ())]}
+        for region in self.order:
+            found: dict[Free, list[Label]] = defaultdict(list)
+            for free, labels in known.items():
+                for place, way in enumerate(region.ways):
+                    more, left = self._placed(region, way, free)
+                    found[left] += [(kept + more, us + way.time_us, (*places, place)) for kept, us, places in labels]
+            known = _thinned({free: undominated(labels) for free, labels in found.items()})
+        return undominated([label for labels in known.values() for label in labels])
 
-    def _option(self, region: HasWays, way: RunsSo) -> Way:
-        kept_bytes = self._own(region, way)
-        return Way(way.time_us, kept_bytes, kept_bytes, kept_bytes)
-
-    def _own(self, region: HasWays, way: RunsSo) -> int:
-        """Return what a region keeps to itself: what its calls leave that are under way at a time."""
-        return 0 if self._leaves_nothing(region, way) else self.held(region) * way.own_bytes
-
-    def _leaves_nothing(self, region: HasWays, way: RunsSo) -> bool:
-        return way.repeats or not self.held(region)
+    def _placed(self, region: HasWays, way: RunsSo, free: Free) -> tuple[int, Free]:
+        """Return the bytes that a region adds, and the sizes of memory that is free behind its forward."""
+        sizes, more = list(free), 0
+        leaves_nothing = way.repeats or not self.held(region)
+        for _ in range(1 if leaves_nothing else self.held(region)):
+            fits = [size for size in sizes if way.own_bytes <= size <= LARGER * way.own_bytes]
+            size = min(fits, default=way.own_bytes)
+            if fits:
+                sizes.remove(size)
+            else:
+                more += size
+            if leaves_nothing:
+                sizes.append(size)
+        return more, tuple(sorted(sizes))
 
     def _kept(self, ways: Mapping[HasWays, RunsSo]) -> int:
         """Return the bytes that regions keep, if each runs so."""
-        free: list[int] = []
-        kept_bytes = 0
+        kept_bytes, free = 0, Free()
         for region in self.order:
-            way = ways[region]
-            for _ in range(max(1, 0 if way.repeats else self.held(region))):
-                fits = [size for size in free if way.own_bytes <= size <= LARGER * way.own_bytes]
-                if fits:
-                    free.remove(min(fits))
-                else:
-                    kept_bytes += way.own_bytes
-                if self._leaves_nothing(region, way):
-                    free.append(min(fits, default=way.own_bytes))
+            more, free = self._placed(region, ways[region], free)
+            kept_bytes += more
         return kept_bytes
+
+
+def _thinned(known: dict[Free, list[Label]]) -> dict[Free, list[Label]]:
+    """Return combinations, by what is free behind them, without some where there are many."""
+    every = [(label, free) for free, labels in known.items() for label in labels]
+    if len(every) <= MOST_LABELS:
+        return known
+    sizes = [label[0] for label, _ in every]
+    least, most = min(sizes), max(sizes)
+    parts: dict[int, list[tuple[Label, Free]]] = defaultdict(list)
+    for label, free in every:
+        parts[(label[0] - least) * PARTS // (most - least + 1)].append((label, free))
+    kept: dict[Free, list[Label]] = defaultdict(list)
+    for part in parts.values():
+        for label, free in sorted(part, key=lambda each: each[0][1])[:FEW]:
+            kept[free].append(label)
+    return kept
 
 
 class Keeper(Protocol):
@@ -126,7 +137,3 @@ def make_room(keeper: Keeper, room_bytes: float) -> None:
             kept_bytes -= other.standing_bytes
             other.give_up()
     _KEEPERS.add(keeper)
-
-
-def _time_us(ways: Mapping[HasWays, RunsSo]) -> float:
-    return sum(way.time_us for way in ways.values())

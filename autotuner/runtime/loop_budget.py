@@ -91,7 +91,7 @@ class LoopBudget:
         """Take that an optimizer has stepped.
 
         Raises:
-            BudgetError: at the end of the second step of a shape: it needs more, however its regions run.
+            BudgetError: at the end of the second or third step of a shape: it needs more, however its regions run.
         """
         steps = self._open
         if steps is None or not any(

@@ -46,6 +46,10 @@ class Room:
     behind: Sequence[float]
 
 
+Label = tuple[int, float, tuple[int, ...]]
+"""A combination of ways: bytes that it holds, its time in microseconds, and the number of each region's way."""
+
+
 def fastest_ways(ways: Sequence[Sequence[Way]], room: Room) -> list[int] | None:
     """Return a way of each region, by number: the fastest that fit, None where none do.
 
@@ -56,7 +60,7 @@ def fastest_ways(ways: Sequence[Sequence[Way]], room: Room) -> list[int] | None:
         `MOST_LABELS` of them the answer is the fastest; above, it may be slower than that by what a share of
         1/`PARTS` of the bytes is worth. It always fits.
     """
-    labels: list[tuple[int, float, tuple[int, ...]]] = [(0, 0.0, ())]
+    labels: list[Label] = [(0, 0.0, ())]
     for number, options in enumerate(ways):
         found = [
             (held + way.held_bytes, time_us + way.time_us, (*chosen, place))
@@ -68,15 +72,15 @@ def fastest_ways(ways: Sequence[Sequence[Way]], room: Room) -> list[int] | None:
         ]
         if not found:
             return None
-        labels = _best(found)
+        labels = undominated(found)
         if len(labels) > MOST_LABELS:
             labels = _thinned(labels)
     return list(min(labels, key=lambda label: (label[1], label[0]))[2])
 
 
-def _best(labels: list[tuple[int, float, tuple[int, ...]]]) -> list[tuple[int, float, tuple[int, ...]]]:
+def undominated(labels: list[Label]) -> list[Label]:
     """Return those that no other one beats, by bytes."""
-    kept: list[tuple[int, float, tuple[int, ...]]] = []
+    kept: list[Label] = []
     least_us = inf
     for label in sorted(labels):
         if label[1] < least_us:
@@ -85,7 +89,7 @@ def _best(labels: list[tuple[int, float, tuple[int, ...]]]) -> list[tuple[int, f
     return kept
 
 
-def _thinned(labels: list[tuple[int, float, tuple[int, ...]]]) -> list[tuple[int, float, tuple[int, ...]]]:
+def _thinned(labels: list[Label]) -> list[Label]:
     """Return of combinations, by bytes, the leanest and the fastest of each part."""
     least, most = labels[0][0], labels[-1][0]
     parts = [(label[0] - least) * PARTS // (most - least + 1) for label in labels]

@@ -167,7 +167,7 @@ def test_what_is_no_budget_or_decides_nothing_is_said() -> None:
     with pytest.raises(InputError, match=r"memory_budget .*: write a number of bytes, or one with a unit"):
         looped(Layers(), "sixteen")
     options: dict[str, Any] = {"memory_budget": "1GiB", "capture": "step"}
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="memory_budget is for loops of one's own"):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="memory_budget is for a loop of one's own"):
         torch.compile(Layers(), backend="autotuner", options=options)(batch())
     with pytest.warns(TunedWarning, match=r"memory_budget decides nothing: no region of this model runs tuned"):
         looped(nn.Sequential(nn.Linear(32, 32)), "1GiB")
