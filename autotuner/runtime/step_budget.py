@@ -4,7 +4,8 @@ The first step compiles, and makes the optimizer's state; each region runs the l
 so again, and at each beginning and end of a region's forward and backward it is noted how much was allocated at most
 since the last one. What a step needs beside its regions is measured like this, moment by moment, and nothing of it is
 guessed. Then the fastest ways are taken that leave room for it at each moment, and a third step is measured in which
-they run. Where that needs more than it should, faster ways are given up, and the next step is measured.
+they run. Where that needs more than it should, faster ways are given up, and the next step is measured; where it needs
+less, faster ones are tried (`budget_room`).
 """
 
 import threading
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
-from math import ceil
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ import torch
 from autotuner.errors import BudgetError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.arena_memory import Memories, apart
+from autotuner.runtime.budget_room import BudgetRoom
 from autotuner.runtime.devices import DeviceRuntime
 from autotuner.runtime.devices.protocol import MemoryMeter
 from autotuner.runtime.fallbacks import warn
@@ -31,18 +32,8 @@ from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.step_laps import OUTSIDE, HasWays, RunsSo, StepLog
 from autotuner.runtime.step_needs import FrontPoint, StepNeeds
 
-TRIES = 4
-"""Choices that are measured before each region runs the leanest way that it has."""
-MARGIN = 1 / 256
-"""Of the budget, which is given up beyond what a measured step was above it."""
-SHORT = 1 / 32
-"""Of the budget, which a step counts as above it that found no memory, and twice as much each further time: how much
-it lacked is not known. A captured step of GPT-2 medium reserves 5 to 9 % more than is predicted."""
 POINTS = 16
 """Budgets that a front looks at."""
-SPARE = 1 / 64
-"""Of the budget, which a choice leaves free where the allocator hands out memory in blocks: how the tensors of other
-ways lie in them is not predicted (BERT-large under 8 GiB: 33 MiB more than predicted)."""
 
 
 class _Stage(Enum):
@@ -90,16 +81,15 @@ class StepBudget:
         self._kept: Scratch | None = None
         self._scratch, self._memories = Scratch(), Memories()
         self._stage = _Stage.FIRST
-        self._limit = float(budget_bytes)
+        self._room = BudgetRoom(budget_bytes)
         self._ways: dict[HasWays, RunsSo] = {}
+        self._fitting: dict[HasWays, RunsSo] | None = None
         self._log: StepLog | None = None
         self._meter: MemoryMeter | None = None
         self._lean: StepLog | None = None
         self._begun: WeakKeyDictionary[Any, HasWays] = WeakKeyDictionary()
         self._scratch_bytes = self._base_bytes = self._lean_bytes = 0
         self._is_built = self._is_checked = False
-        self._spare = 0.0
-        self._tries, self._short = 0, SHORT
         self.repeats = 0
         self.needs: StepNeeds | None = None
 
@@ -254,16 +244,16 @@ class StepBudget:
         """Note that its backward has run."""
         self._begun.pop(held, None)
 
-    def exceeded(self, reserved_bytes: int) -> bool:
-        """Take what a captured step has reserved; where that is too much, choose again, and say that it was."""
+    def chooses_again(self, reserved_bytes: int) -> bool:
+        """Take what a captured step has reserved, and say whether the next ones run in other ways."""
         assert self.needs is not None
         self.needs = replace(self.needs, reserved_bytes=reserved_bytes)
-        return self._is_tightened(reserved_bytes)
+        return self._is_tightened(reserved_bytes) or self._is_loosened(reserved_bytes)
 
     def ran_out(self) -> bool:
         """Take that a step found no memory; choose again, and say whether there was a leaner choice."""
-        self._short *= 2
-        return bool(self._ways) and self._is_tightened(round((1 + self._short / 2) * self.budget_bytes))
+        most_bytes = self._room.lacked_bytes()
+        return bool(self._ways) and self._is_tightened(most_bytes)
 
     def front(self, points: int = POINTS) -> tuple[FrontPoint, ...]:
         """Return what a step would take under other budgets, from the least on; each is faster than the one before.
@@ -281,13 +271,12 @@ class StepBudget:
             ways = log.fastest(limit)
             if ways is not None:
                 found.append(ways)
-        beside = self._beside_bytes
         front: list[FrontPoint] = []
         looked = [(log.predicted_bytes(ways), sum(way.time_us for way in ways.values()), ways) for ways in found]
         for predicted_bytes, time_us, ways in sorted(looked, key=lambda each: each[:2]):
             if not front or time_us < front[-1].time_us:
                 repeating = sum(way.repeats for way in ways.values())
-                front.append(FrontPoint(ceil((predicted_bytes + beside) / (1 - self._spare)), time_us, repeating))
+                front.append(FrontPoint(self._room.least_budget(predicted_bytes), time_us, repeating))
         return tuple(front)
 
     def _go_on(self, log: StepLog, reserved_bytes: int) -> None:
@@ -296,22 +285,23 @@ class StepBudget:
             self._stage = _Stage.LEAN
         elif self._stage is _Stage.LEAN:
             self._lean = log
-            # What the allocator holds beside what it has given out is no room.
-            self._limit = float(self.budget_bytes - max(0, reserved_bytes - log.peak_bytes))
-            self._spare = SPARE if reserved_bytes else 0.0
+            self._room.begin(log.peak_bytes, reserved_bytes)
             self._lean_bytes = self._least_bytes()
             self._choose()
         elif self._stage is _Stage.CHOSEN:
             assert self.needs is not None
             self.needs = replace(self.needs, measured_bytes=log.peak_bytes, reserved_bytes=reserved_bytes)
-            if not self._is_tightened(max(log.peak_bytes, reserved_bytes)) and self._is_checked:
+            most_bytes = max(log.peak_bytes, reserved_bytes)
+            if self._is_tightened(most_bytes) or not self._is_checked:
+                return
+            if not (self._keeps and self._is_loosened(most_bytes)):  # a captured step will need more
                 self._stage = _Stage.SETTLED
 
     def _is_tightened(self, most_bytes: int) -> bool:
         """Choose again, with as much less room as a step was above the budget; say whether it was above and that helps.
 
-        After some tries, each region runs the leanest way that it has. Where that is above the budget too, it stays so,
-        and a warning says it.
+        Where a choice before did fit, it is that one. After some tries, each region runs the leanest way that it has.
+        Where that is above the budget too, it stays so, and a warning says it.
         """
         assert self.needs is not None
         if most_bytes <= self.budget_bytes:
@@ -322,22 +312,33 @@ class StepBudget:
                 "region runs as lean as it can; give it more memory, or a smaller batch"
             )
             return False
-        self._limit -= most_bytes - self.budget_bytes + MARGIN * self.budget_bytes
-        if self._tries < TRIES and self._least_bytes() <= self.budget_bytes:
+        self._room.shrink(most_bytes)
+        if self._fitting is not None:
+            chosen, self._fitting = self._fitting, None
+            self._run_so(chosen)
+        elif self._room.has_tries and self._least_bytes() <= self.budget_bytes:
             self._choose()
         else:
             self._run_so({})
         return True
 
-    def _least_bytes(self) -> int:
-        """Return the least budget: all regions as lean as they can, what is held beside, and what is left free."""
-        assert self._lean is not None
-        return ceil((self._lean.peak_bytes + self._beside_bytes) / (1 - self._spare))
+    def _is_loosened(self, most_bytes: int) -> bool:
+        """Choose again where a step leaves room for faster ways; say whether there are any."""
+        assert self.needs is not None
+        if self._lean is None or not self._room.grow(most_bytes):
+            return False
+        ways = self._lean.fastest(self._room.predicted_bytes)
+        if ways is None or sum(way.time_us for way in ways.values()) >= self.needs.time_us:
+            return False
+        self._fitting = self._ways
+        self._room.tries += 1
+        self._run_so(ways)
+        return True
 
-    @property
-    def _beside_bytes(self) -> int:
-        """Bytes that the allocator holds beside what it has given out, and what steps were above their predictions."""
-        return max(0, self.budget_bytes - int(self._limit))
+    def _least_bytes(self) -> int:
+        """Return the least budget, with all regions as lean as they can."""
+        assert self._lean is not None
+        return self._room.least_budget(self._lean.peak_bytes)
 
     def _choose(self) -> None:
         """Take the fastest ways that leave enough room.
@@ -357,13 +358,13 @@ class StepBudget:
             return
         if self._least_bytes() > self.budget_bytes:
             raise BudgetError(self._too_small(log), self._least_bytes())
-        self._tries += 1
+        self._room.tries += 1
         # It is None where nothing fits by the room of moments that were counted to the safe side.
-        self._run_so(log.fastest(self._limit - self._spare * self.budget_bytes) or {})
+        self._run_so(log.fastest(self._room.predicted_bytes) or {})
 
     def _keep_nothing(self) -> None:
         """Have regions take their memory anew in each step, and build their kernels on it; measure that from anew."""
-        self._keeps, self._stage, self._limit, self._tries = False, _Stage.LEAN, float(self.budget_bytes), 0
+        self._keeps, self._stage, self._fitting = False, _Stage.LEAN, None
         self.give_up()
 
     def _run_so(self, chosen: dict[HasWays, RunsSo]) -> None:

@@ -320,10 +320,10 @@ class WholeStep:
             ran_out = isinstance(error, torch.OutOfMemoryError)
         self._plain.clear_gradients()
         reserved_bytes = 0 if meter is None else meter.stop()[1] + meter.others_bytes
-        is_too_large = budget is not None and (
-            budget.ran_out() if ran_out else replay is not None and budget.exceeded(reserved_bytes)
+        is_changed = budget is not None and (
+            budget.ran_out() if ran_out else replay is not None and budget.chooses_again(reserved_bytes)
         )
-        reason = "" if is_too_large else reason
+        reason = "" if is_changed else reason
         if before.restore():
             reason = reason or "the model draws random numbers on the host in each step"
         if self._memory.has_moved():
@@ -331,7 +331,7 @@ class WholeStep:
             reason = reason or "the model replaces a parameter or a buffer in each step"
         if reason:
             self._give_up(reason)
-        elif is_too_large:
+        elif is_changed:
             recorded.results.clear()  # they lie in the graph's memory, which goes with it
             del replay
             if all(each.replay is None for each in self._known.values()):

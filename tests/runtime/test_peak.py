@@ -99,7 +99,7 @@ def test_tensors_that_are_gathered_leave_the_pieces_that_they_were_cut_from() ->
     before = torch.cuda.memory_reserved()
     mixed = [(torch.empty(16 * MIB, dtype=torch.uint8, device=CUDA), torch.randn(MIB, device=CUDA)) for _ in range(12)]
     small = torch.arange(5.0, device=CUDA)
-    kept = [tensor for _, tensor in mixed] + [small, torch.randn(6, 4, device=CUDA).t()]
+    kept = [tensor for _, tensor in mixed] + [small, torch.randn(6, 4, device=CUDA).t().clone()]
     values, places = [tensor.clone() for tensor in kept], [tensor.data_ptr() for tensor in kept]
     row = torch.randn(2, 3, device=CUDA)[1]  # shares its memory
     of_row = row.data_ptr()

@@ -20,6 +20,7 @@ from autotuner.ir.records import canonical_json
 from autotuner.measure.devices.cpu_sampling import AllocationCount
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.parts import LeanerPlan
+from autotuner.runtime.budget_room import SPARE, BudgetRoom
 from autotuner.runtime.kept_steps import KeptStepLog
 from autotuner.runtime.step_budget import StepBudget
 from autotuner.runtime.step_needs import StepNeeds
@@ -110,6 +111,11 @@ def trained(
     return [
         float(step(*(batch(parts * number + part, rows) for part in range(parts)))) for number in range(steps)
     ], step
+
+
+def hold_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the allocator say that it keeps what is freed."""
+    monkeypatch.setattr(AllocationCount, "stop", lambda self, stop=AllocationCount.stop: (stop(self)[0], 1))
 
 
 def needs_of(step: WholeStep) -> StepNeeds:
@@ -294,14 +300,39 @@ def test_a_captured_step_that_takes_more_than_the_budget_is_captured_anew_with_l
     most = needs_of(step).measured_bytes
     instead_of_the_cpu(monkeypatch)
     reserved = iter([most + (1 << 20)])
-    exceeded = StepBudget.exceeded
-    monkeypatch.setattr(StepBudget, "exceeded", lambda self, _: exceeded(self, next(reserved, most)))
+    chooses_again = StepBudget.chooses_again
+    monkeypatch.setattr(StepBudget, "chooses_again", lambda self, _: chooses_again(self, next(reserved, most)))
     losses, step = trained(Layers(), most, steps=6)
     assert step.replays == 2
     needs = needs_of(step)
     assert needs.measured_bytes < most - (1 << 19)
     assert needs.reserved_bytes == most
     assert losses == pytest.approx(trained(Layers(), None, steps=6)[0], rel=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_captured_step_that_leaves_room_is_captured_anew_with_faster_regions_and_these_stay_if_they_fit(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, step = trained(Layers(), "1GiB")
+    budget = needs_of(step).measured_bytes
+    monkeypatch.setattr("autotuner.runtime.budget_room.SPARE", 0.15)
+    hold_blocks(monkeypatch)
+    device = instead_of_the_cpu(monkeypatch)
+    given = iter([int(0.8 * budget), budget if fits else budget + 1])
+    chooses_again, times = StepBudget.chooses_again, []
+
+    def captured_with(own: StepBudget, _: int) -> bool:
+        assert own.needs is not None
+        times.append(own.needs.time_us)
+        return chooses_again(own, next(given, budget))
+
+    monkeypatch.setattr(StepBudget, "chooses_again", captured_with)
+    _, step = trained(Layers(), budget, steps=9)
+    assert device.captures == len(times) == (2 if fits else 3)
+    assert times[1] < times[0]
+    assert needs_of(step).time_us == times[1 if fits else 0] == times[-1]
 
 
 @pytest.mark.slow
@@ -372,15 +403,19 @@ def test_a_step_that_finds_no_memory_elsewhere_ends_with_the_error(monkeypatch: 
 
 
 @pytest.mark.slow
-def test_where_the_allocator_holds_blocks_a_choice_leaves_some_of_the_budget_free(
+def test_where_the_allocator_holds_blocks_a_first_choice_leaves_some_of_the_budget_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, step = trained(Layers(), "1GiB")
     most = needs_of(step).predicted_bytes
-    monkeypatch.setattr(AllocationCount, "stop", lambda self, stop=AllocationCount.stop: (stop(self)[0], 1))
-    _, step = trained(Layers(), most)
-    assert 0.8 * most < needs_of(step).predicted_bytes <= most * 63 / 64
-    _, step = trained(Layers(), most * 64 // 63 + 1)
+    hold_blocks(monkeypatch)
+    with monkeypatch.context() as only_first:
+        only_first.setattr(BudgetRoom, "grow", lambda *_: False)
+        _, step = trained(Layers(), most)
+        assert 0.8 * most < needs_of(step).predicted_bytes <= most * (1 - SPARE)
+        _, step = trained(Layers(), int(most / (1 - SPARE)) + 2)
+        assert needs_of(step).predicted_bytes == most
+    _, step = trained(Layers(), most, steps=8)
     assert needs_of(step).predicted_bytes == most
 
 

@@ -1,5 +1,6 @@
 """Memory budgets on a GPU of steps that are not captured, beside what torch's allocator counts."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,9 +23,8 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def known_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("autotuner.api.backend._knowledge", lambda _: Known())
-    torch._dynamo.reset()
     yield
-    torch.cuda.empty_cache()
+    collect()
 
 
 def encoder() -> nn.Module:
@@ -42,9 +42,15 @@ def loss_of(model: Any, x: Tensor) -> Tensor:
     return loss
 
 
+def collect() -> None:
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def looped(budget: int | str | None) -> tuple[list[float], tuple[StepNeeds, ...], int]:
     """Return the losses of some steps of a loop, what they need, and the most that was allocated in the last two."""
-    torch._dynamo.reset()
+    collect()
     model = encoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tuned = autotuner.optimize(model, compiler="eager", memory_budget=budget, watch=None)
@@ -53,7 +59,7 @@ def looped(budget: int | str | None) -> tuple[list[float], tuple[StepNeeds, ...]
         if number == STEPS - 2:
             torch.cuda.reset_peak_memory_stats()
         loss = loss_of(tuned, batch(number))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
         optimizer.step()
         optimizer.zero_grad()
@@ -62,7 +68,7 @@ def looped(budget: int | str | None) -> tuple[list[float], tuple[StepNeeds, ...]
 
 def stepped(budget: int | str | None) -> tuple[list[float], tuple[StepNeeds, ...], int]:
     """Return the same of steps that are the package's, and not captured."""
-    torch._dynamo.reset()
+    collect()
     model = encoder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     step = autotuner.training_step(
@@ -78,17 +84,16 @@ def stepped(budget: int | str | None) -> tuple[list[float], tuple[StepNeeds, ...
 
 @pytest.mark.parametrize("trained", [looped, stepped])
 def test_steps_that_are_not_captured_keep_to_their_budget(trained: Any) -> None:
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
     wanted, _, _ = trained(None)
     losses, (most,), peak = trained("4GiB")
     assert losses == pytest.approx(wanted, rel=1e-4)
     assert most.repeating == 0
-    assert peak - before <= most.measured_bytes * (1 + OFF)
+    assert peak <= most.measured_bytes * (1 + OFF)
     for share in (0.5, 0.1):
         budget = int(most.least_bytes + share * (most.measured_bytes - most.least_bytes))
         losses, (needs,), peak = trained(budget)
         assert losses == pytest.approx(wanted, rel=1e-4)
         assert needs.repeating > 0
-        assert max(needs.measured_bytes, peak) <= budget
+        print(budget, needs, peak, most.least_bytes, most.measured_bytes)
+        assert max(needs.measured_bytes, needs.reserved_bytes, peak) <= budget
         assert abs(needs.predicted_bytes / needs.measured_bytes - 1) <= OFF

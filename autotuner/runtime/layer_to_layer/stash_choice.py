@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from autotuner.errors import BudgetError
 from autotuner.plan.phrases import binary
 from autotuner.runtime.devices.protocol import MemoryMeter
-from autotuner.runtime.step_budget import SPARE
+
+SPARE = 1 / 64
+"""Of the budget, which is left free where something is put on the device beside what was measured."""
 
 
 @dataclass(frozen=True)
