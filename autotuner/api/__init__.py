@@ -63,8 +63,8 @@ def optimize(
         memory_budget: what a training step may need, in bytes or as in "16GiB": everything that torch has allocated on
             the device, parameters, gradients and the optimizer's state among it. A step begins with the first call that
             records gradients, and ends when the optimizers have stepped, which are of torch. The first steps measure
-            what is needed; then the regions run as fast as that leaves room for, without CUDA graphs of their own.
-            `summary` says how. `training_step` has an argument of this name for steps that it runs.
+            what is needed; then the regions run as fast as that leaves room for. `summary` says how. `training_step`
+            has an argument of this name for steps that it runs.
         device: as in `tune`; so are threads, space, fleet and tuning.
         watch: called with the progress of a tuning, as in `tune`. Where it is given, or None, compiling is silent too.
 

@@ -31,6 +31,7 @@ from autotuner.runtime.capture.heads import Head, join_heads
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.early_gradients import note_readers
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.loop_budget import loop_budget
 from autotuner.runtime.region import RegionPorts, TunedRegion
 from autotuner.runtime.region_choice import RegionChoice
@@ -192,13 +193,16 @@ def rewrite(
                 ports = ports.of(region.model.graph(), known[region.key].model.graph())
             label = f"region {number} of {len(captured.regions)} ({region.model.name})"
             try:
+                switch = Switch(graphs and not budget)  # a budget turns it on where memory stays
                 made_so = partial(
-                    TunedRegion, ports=ports, graphs=graphs and not budget, in_place=in_place or budget, repeats=eager,
-                    label=label, say=say,
+                    TunedRegion, ports=ports, graphs=switch, in_place=in_place or budget, repeats=eager, label=label,
+                    say=say,
                 )  # fmt: skip
                 first, *leaner = _allowed(known[region.key], numerics)
                 fastest = made_so(first)
-                tuned = RegionChoice([fastest, *_made_of(made_so, leaner)]) if budget else fastest
+                tuned: TunedRegion | RegionChoice = fastest
+                if budget:
+                    tuned = RegionChoice([fastest, *_made_of(made_so, leaner)], switch if graphs else None)
             except ConfigurationError as error:  # its kernels keep to themselves what is handed out here
                 notes.append(f"{label} is left out: {error}")
                 continue

@@ -79,15 +79,9 @@ class BoundParameters:
 
     def _apart(self, current: Sequence[Tensor]) -> frozenset[int]:
         """Return the buffers of parameters that are copied: they do not lie as planned, or move."""
-        found: dict[int, list[tuple[Geometry, Tensor]]] = defaultdict(list)
-        for lies, parameter in zip(self.lying, current, strict=True):
-            found[lies.buffer].append((lies, parameter))
-        assert self.device is not None
-        aligned = alignment_bytes(self.device.type)
-        return frozenset(
-            number for number, members in found.items()
-            if self._moves > MOVES or not _lie_as_planned(members) or members[0][1].data_ptr() % aligned
-        )  # fmt: skip
+        if self._moves > MOVES:
+            return frozenset(lies.buffer for lies in self.lying)
+        return copied_buffers(self.lying, current)
 
     def _views(self, port: Port, lies: Geometry, parameter: Tensor) -> list[tuple[str, Tensor]]:
         """Return the graph's parameters over the memory of a caller's parameter."""
@@ -149,6 +143,22 @@ class BoundInTurn:
                     self._left.append(self.last.memory)
             self.last.bind(current, device)
             return self.last.pool
+
+
+def copied_buffers(lying: Sequence[Geometry], current: Sequence[Tensor]) -> frozenset[int]:
+    """Return the buffers of a plan that parameters are copied to, since they lie otherwise.
+
+    Args:
+        lying: where the plan has each parameter.
+        current: the parameters.
+    """
+    found: dict[int, list[tuple[Geometry, Tensor]]] = defaultdict(list)
+    for lies, parameter in zip(lying, current, strict=True):
+        found[lies.buffer].append((lies, parameter))
+    return frozenset(
+        number for number, members in found.items()
+        if not _lie_as_planned(members) or members[0][1].data_ptr() % alignment_bytes(members[0][1].device.type)
+    )  # fmt: skip
 
 
 def _lie_as_planned(members: Sequence[tuple[Geometry, Tensor]]) -> bool:

@@ -65,13 +65,17 @@ class CallSequence:
 
 @dataclass(eq=False)
 class Switch:
-    """Switch of a module's graphs; the first capture that fails turns it off, with a warning."""
+    """Switch of a module's graphs; the first capture that fails turns it off for good, with a warning."""
 
     is_on: bool
+    has_failed: bool = False
+
+    def turn(self, on: bool) -> None:
+        self.is_on = on and not self.has_failed
 
     def fail(self, error: Exception) -> None:
         if self.is_on:
-            self.is_on = False
+            self.is_on, self.has_failed = False, True
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
             warn(f"a tuned module runs without CUDA graphs: its kernels could not be captured ({words})")
 

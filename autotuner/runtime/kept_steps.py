@@ -73,11 +73,13 @@ class KeptStepLog(StepLog):
 
     def _placed(self, region: HasWays, way: RunsSo, free: Free) -> tuple[int, Free]:
         """Return the bytes that a region adds, and the sizes of memory that is free behind its forward."""
-        sizes, more = list(free), 0
         leaves_nothing = way.repeats or not self.held(region)
-        for _ in range(1 if leaves_nothing else self.held(region)):
-            fits = [size for size in sizes if way.own_bytes <= size <= LARGER * way.own_bytes]
-            size = min(fits, default=way.own_bytes)
+        calls = 1 if leaves_nothing else self.held(region)
+        sizes, more = list(free), calls * way.copied_bytes  # which have no turns
+        own_bytes = way.own_bytes - way.copied_bytes
+        for _ in range(calls):
+            fits = [size for size in sizes if own_bytes <= size <= LARGER * own_bytes]
+            size = min(fits, default=own_bytes)
             if fits:
                 sizes.remove(size)
             else:

@@ -16,26 +16,30 @@ from torch import Tensor
 
 from autotuner.ir.kinds import draws
 from autotuner.ir.numerics import CLASSES, Numerics
+from autotuner.runtime.bound_parameters import copied_buffers
 from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
-from autotuner.runtime.region import TunedRegion
+from autotuner.runtime.region import RegionPlan, TunedRegion
 from autotuner.runtime.region_operator import number_of, tuned_region
 from autotuner.runtime.scratch import shared_scratch, sharing
 from autotuner.runtime.step_budget import StepBudget, current_budget
 from autotuner.runtime.step_laps import BACKWARD, FORWARD
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RegionWay:
     """A way to run a region.
 
     Args:
         region: by its plan.
         repeats: whether backward runs the forward again, so that this leaves nothing.
+        copied_bytes: of parameters that lie otherwise than the plan says, known once it has been called.
     """
 
     region: TunedRegion
     repeats: bool
+    copied_bytes: int = 0
 
     @property
     def time_us(self) -> float:
@@ -51,7 +55,7 @@ class RegionWay:
     @property
     def own_bytes(self) -> int:
         """Bytes that it holds while forward or backward run, beside inputs, outputs and gradients."""
-        return self.region.plan.kept_bytes
+        return self.region.plan.kept_bytes + self.copied_bytes
 
     @property
     def gradients_bytes(self) -> int:
@@ -82,18 +86,21 @@ class RegionChoice:
 
     operator = staticmethod(torch.ops.autotuner.tuned_region.default)
 
-    def __init__(self, regions: Sequence[TunedRegion]) -> None:
+    def __init__(self, regions: Sequence[TunedRegion], graphs: Switch | None = None) -> None:
         """Offer the plans of regions at one place, those that hand out the same as the first, each in both ways.
 
         Args:
             regions: made with `in_place`.
+            graphs: of all of them; None where their calls never become graphs.
         """
+        self._graphs = graphs
         first = regions[0]
         results = replace(first.plan.results, in_place=True, state_bytes=None, repeats=False)
         alike = [region for region in regions if _handed(region) == _handed(first)]
         self.ways = tuple(RegionWay(region, repeats) for repeats in (False, True) for region in alike)
         self.fastest = min(self.ways, key=lambda way: way.time_us)
-        self.leanest = min(self.ways, key=lambda way: (way.held_bytes, way.own_bytes, way.time_us))
+        self.leanest = self._leanest()
+        self._is_called = False
         self.scratch_bytes = max(way.region.plan.scratch_bytes for way in self.ways)
         self.draws = any(draws(operator.kind) for operator in first.plan.configuration.model.graph().operators)
         self.number, self.label = number_of(self), first.label
@@ -103,6 +110,11 @@ class RegionChoice:
     def plan(self) -> Any:
         """The plan of the fastest way."""
         return self.fastest.region.plan
+
+    def replay(self, on: bool) -> None:
+        """Have calls become graphs from now on, as far as they may, or run one by one."""
+        if self._graphs is not None:
+            self._graphs.turn(on)
 
     def let_go(self) -> None:
         """Give up all memory, between steps."""
@@ -126,6 +138,10 @@ class RegionChoice:
         Raises:
             RuntimeError: the region was tuned for other inputs or parameters.
         """
+        if not self._is_called:
+            for each in self.ways:
+                each.copied_bytes = _copied_bytes(each.region.plan, parameters)
+            self._is_called, self.leanest = True, self._leanest()
         budget = current_budget()
         way = self.fastest if budget is None else self._chosen(budget)
         device = (*inputs, *parameters)[0].device
@@ -142,6 +158,9 @@ class RegionChoice:
                 held = HeldCall(self, way, budget, inputs=inputs, noted=noted)
             del lease
         return outputs, held
+
+    def _leanest(self) -> RegionWay:
+        return min(self.ways, key=lambda way: (way.held_bytes, way.own_bytes, way.time_us))
 
     def _chosen(self, budget: StepBudget) -> RegionWay:
         way = budget.way_of(self)
@@ -222,6 +241,12 @@ class HeldCall:
         with nullcontext() if self._scratch is None else sharing(self._scratch), drawing:
             _, lease = self._way.region.forward(self._inputs, parameters, in_place=True)
         return lease
+
+
+def _copied_bytes(plan: RegionPlan, parameters: Sequence[Tensor]) -> int:
+    """Return the bytes of copies of parameters that do not lie as planned."""
+    lying = [plan.memory.geometry(port) for port in plan.ports.parameters]
+    return sum(plan.memory.buffers[number].size_bytes for number in copied_buffers(lying, parameters))
 
 
 def _handed(region: TunedRegion) -> Any:

@@ -155,6 +155,8 @@ class StepBudget:
             make_room(self, 0 if self.needs is None else self.budget_bytes - self.needs.predicted_bytes)
         self._base_bytes = self._static().kept + standing_bytes if measured else 0
         self._meter = None
+        for region in self._lean.order if self._lean is not None else ():
+            region.replay(self._keeps and self._is_built)  # a step before has built them
         with suppress(RuntimeError):  # torch's profiler counts on a CPU now: a later step is measured
             self._meter = self._runtime.meter() if measured else None
         self._log, self.repeats = KeptStepLog() if self._keeps else StepLog(), 0
@@ -300,8 +302,7 @@ class StepBudget:
     def _is_tightened(self, most_bytes: int) -> bool:
         """Choose again, with as much less room as a step was above the budget; say whether it was above and that helps.
 
-        Where a choice before did fit, it is that one. After some tries, each region runs the leanest way that it has.
-        Where that is above the budget too, it stays so, and a warning says it.
+        A choice that did fit comes back. After some tries, all run as lean as they can; where that is above, a warning.
         """
         assert self.needs is not None
         if most_bytes <= self.budget_bytes:
@@ -330,8 +331,7 @@ class StepBudget:
         ways = self._lean.fastest(self._room.predicted_bytes)
         if ways is None or sum(way.time_us for way in ways.values()) >= self.needs.time_us:
             return False
-        self._fitting = self._ways
-        self._room.tries += 1
+        self._fitting, self._room.tries = self._ways, self._room.tries + 1
         self._run_so(ways)
         return True
 

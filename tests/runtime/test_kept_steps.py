@@ -21,6 +21,7 @@ class MadeUpWay:
     repeats: bool
     gradients_bytes: int = 7
     outside_bytes: int = 11
+    copied_bytes: int = 0
     inexact: tuple[()] = ()
 
     @property
@@ -36,13 +37,18 @@ class MadeUpRegion:
     def __init__(self, random: Random) -> None:
         plans = [(random.uniform(100, 200), random.randint(500, 2000)) for _ in range(2)]
         self.ways = [
-            MadeUpWay(us * (1 + 0.4 * repeats), size, repeats) for us, size in plans for repeats in (False, True)
+            MadeUpWay(us * (1 + 0.4 * repeats), size, repeats, copied_bytes=size // 5 * copies)
+            for (us, size), copies in zip(plans, (0, 1), strict=True)
+            for repeats in (False, True)
         ]
         self.fastest = min(self.ways, key=lambda way: way.time_us)
         self.leanest = min(self.ways, key=lambda way: (way.held_bytes, way.own_bytes, way.time_us))
 
     def let_go(self) -> None:
         raise AssertionError("nothing is kept")
+
+    def replay(self, on: bool) -> None:  # noqa: ARG002
+        raise AssertionError("nothing runs")
 
 
 def log_of(seed: int, calls: int = 1) -> KeptStepLog:
@@ -99,3 +105,5 @@ def test_regions_that_leave_nothing_take_turns_with_memory_of_a_size_that_fits()
     assert log.standing_bytes(ways) == 100 + large + small + 640 + REGIONS * 11
     ways[list(log.order)[4]] = MadeUpWay(1.0, large, repeats=False)  # has the first one's place until its backward
     assert log.standing_bytes(ways) == 100 + large + small + REGIONS * 11
+    ways[next(iter(log.order))] = MadeUpWay(1.0, large + 60, repeats=True, copied_bytes=60)
+    assert log.standing_bytes(ways) == 100 + large + small + REGIONS * 11 + 60

@@ -1,6 +1,7 @@
 """Memory budgets of ordinary loops: what their steps compute, need and say."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from autotuner.errors import BudgetError, InputError, TunedWarning
 from autotuner.runtime import loop_budget
 from autotuner.runtime.step_needs import StepNeeds
 from tests.runtime.capture.known import Known
-from tests.runtime.test_step_budget import Layers, Leaner, batch, trained
+from tests.runtime.made_up_device import instead_of_the_cpu
+from tests.runtime.test_step_budget import LAYERS, Layers, Leaner, batch, trained
 
 STEPS = 7
 OFF, LESS = 0.05, 0.9
@@ -114,6 +116,27 @@ def test_kernels_are_built_once_where_memory_is_kept_and_in_each_step_otherwise(
     again = [stop - start for start, stop in zip(before, after, strict=True)]
     assert again[:2] == [0, 0]
     assert again[2] >= 3  # once or twice for each layer
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_regions_become_graphs_once_their_memory_stays_and_are_replayed_from_then_on(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(_: Any, number: int) -> None:
+        seen.append((number, device.captures, device.replays))
+
+    wanted, _ = looped(Layers(), None)
+    _, (most,) = looped(Layers(), "1GiB")
+    device = instead_of_the_cpu(monkeypatch)
+    seen: list[tuple[int, int, int]] = []
+    losses, (needs,) = looped(Layers(), budget_between(most, share), between=note)
+    assert losses == pytest.approx(wanted, rel=1e-8)
+    captures = [captures for _, captures, _ in seen]
+    assert captures[:4] == [0] * 4  # compiles, is measured, and builds
+    assert captures[4] == captures[-1] == 2 * LAYERS  # a forward that is repeated is a graph already
+    again = [after - before for (_, _, before), (_, _, after) in pairwise(seen[4:])]
+    assert set(again) == {2 * LAYERS + needs.repeating}
+    assert (needs.repeating > 0) == (share < 1)
 
 
 def test_gradients_are_summed_over_several_calls_and_what_is_called_without_any_belongs_to_no_step() -> None:
