@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import autotuner
 from autotuner.api.survey import region_calls
@@ -146,6 +147,33 @@ def test_steps_compute_the_same_under_any_budget_and_need_what_is_predicted_and_
     assert times == sorted(times)
     assert 1.15 * times[0] < times[-1] < 1.6 * times[0]
     assert most.least_bytes < 0.62 * most.measured_bytes
+
+
+@pytest.mark.slow
+def test_copies_of_parameters_count_that_a_plan_wants_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead_of_the_cpu(monkeypatch)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    ids = torch.randint(0, 64, (4, 32), generator=torch.Generator().manual_seed(0))
+
+    def needs_under(budget: int | str) -> StepNeeds:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).train()
+        optimizer = torch.optim.SGD(model.parameters())
+        step = autotuner.training_step(model, optimizer, compiler="eager", memory_budget=budget, watch=None)
+        for _ in range(STEPS):
+            step({"input_ids": ids, "labels": ids})
+        return needs_of(step)
+
+    most = needs_under("1GiB")
+    copied = LAYERS * 73_728  # of query, key and value, and of gate and up
+    for needs in (most, needs_under((most.least_bytes + most.measured_bytes) // 2)):
+        assert abs(needs.predicted_bytes - needs.measured_bytes) <= copied / 10
+        assert needs.measured_bytes <= needs.budget_bytes
+    assert 0 < needs.repeating < LAYERS
 
 
 @pytest.mark.slow
