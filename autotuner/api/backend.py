@@ -32,8 +32,9 @@ from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.early_gradients import note_readers
 from autotuner.runtime.graphs import Switch
+from autotuner.runtime.joined_parameters import join_parameters
 from autotuner.runtime.loop_budget import loop_budget
-from autotuner.runtime.region import RegionPorts, TunedRegion
+from autotuner.runtime.region import RegionPlan, RegionPorts, TunedRegion
 from autotuner.runtime.region_choice import RegionChoice
 from autotuner.runtime.region_operator import RegionResults
 from autotuner.settings import Settings, parsed_bytes
@@ -186,6 +187,7 @@ def rewrite(
         notes.append(CUT_BY_DDP)
     made: dict[Region, TunedRegion | RegionChoice] = {}
     calls: dict[Region, Call] = {}
+    parameters: dict[Region, Sequence[fx.Node]] = {}
     for number, region in enumerate(captured.regions, 1):
         if region.key in known:
             ports = RegionPorts(region.inputs, region.parameters, region.outputs)
@@ -207,12 +209,14 @@ def rewrite(
                 notes.append(f"{label} is left out: {error}")
                 continue
             made[region] = tuned
-            calls[region] = _writer(tuned, region, eager)
+            calls[region] = _writer(tuned, region, eager, parameters)
     selective = captured.told_of(calls)
     placed: set[Region] = set(captured.replace(calls)) if calls else set()
     if calls:
         note_readers(module.graph, TunedRegion.operator)
         module.recompile()
+    if in_place:
+        _join(module.graph, example_inputs, [(made[region], parameters[region]) for region in placed])
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)
     coverage = parts.coverage(placed, "not tuned", {region: made[region].plan for region in placed})
@@ -267,8 +271,28 @@ def capture(module: fx.GraphModule) -> CapturedModule | str:
         return str(error)
 
 
-def _writer(tuned: TunedRegion | RegionChoice, region: Region, eager: bool) -> Call:
+def _join(
+    graph: fx.Graph,
+    example_inputs: Sequence[Any],
+    regions: Sequence[tuple[TunedRegion | RegionChoice, Sequence[fx.Node]]],
+) -> None:
+    """Move parameters of the model to where the plans of regions read them without a copy, as far as may be.
+
+    Args:
+        regions: each with the nodes of its parameters.
+    """
+    given = dict(zip((node for node in graph.nodes if node.op == "placeholder"), example_inputs, strict=True))
+    for tuned, nodes in regions:
+        plan: RegionPlan = tuned.plan
+        lying = [plan.memory.geometry(port) for port in plan.ports.parameters]
+        join_parameters(plan.memory, lying, [given.get(node) for node in nodes])
+
+
+def _writer(
+    tuned: TunedRegion | RegionChoice, region: Region, eager: bool, read: dict[Region, Sequence[fx.Node]]
+) -> Call:
     def write(graph: fx.Graph, inputs: Sequence[fx.Node], parameters: Sequence[fx.Node]) -> list[fx.Node]:
+        read[region] = tuple(parameters)
         inputs, parameters = _without_history(graph, tuned.plan.results, inputs, parameters)
         if eager:
             outputs = made = graph.call_function(tuned.call, (list(inputs), list(parameters)))

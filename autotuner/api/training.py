@@ -70,7 +70,9 @@ def training_step(
 
     On CUDA the step becomes one CUDA graph at its third call with batches of one shape. Each call is one training step,
     also those before. What cannot be captured runs as a plain compiled step, and a `TunedWarning` says why. On the CPU
-    all steps are plain. Gradients are None before and after a step.
+    all steps are plain. Gradients are None before and after a step. Where steps are captured, parameters that a plan
+    reads as one, such as query, key and value weights, move once, to lie one behind the other: they stay the same
+    objects, each with a storage of its own.
 
     Args:
         model: whose parameters the optimizer moves. One that torch.compile has compiled stays as it is; any other is

@@ -10,7 +10,7 @@ from torch import Tensor
 from autotuner.ir.device import alignment_bytes
 from autotuner.plan.memory_planner import Geometry, MemoryPlan, Port, Ports
 from autotuner.runtime.graphs import Switch
-from autotuner.runtime.parameter_memory import ParameterMemory, where
+from autotuner.runtime.parameter_memory import ParameterMemory, where, whole_memory
 from autotuner.runtime.pool import Pool
 
 # Parameters that have moved more often are all copied before each forward, wherever they are by then, rather than bound
@@ -86,12 +86,11 @@ class BoundParameters:
     def _views(self, port: Port, lies: Geometry, parameter: Tensor) -> list[tuple[str, Tensor]]:
         """Return the graph's parameters over the memory of a caller's parameter."""
         found = []
+        whole, start = whole_memory(parameter)
         for member in port.members:
             place = self._plan.parameters[member]
             offset = self._plan.buffers[lies.buffer].offsets[place] - lies.offset
-            view = parameter.detach().as_strided(
-                self._plan.shape(place), self._plan.strides(place), parameter.storage_offset() + offset
-            )
+            view = whole.as_strided(self._plan.shape(place), self._plan.strides(place), start + offset)
             found.append((member, view))
         return found
 
@@ -162,7 +161,8 @@ def copied_buffers(lying: Sequence[Geometry], current: Sequence[Tensor]) -> froz
 
 
 def _lie_as_planned(members: Sequence[tuple[Geometry, Tensor]]) -> bool:
-    starts = {(p.untyped_storage().data_ptr(), p.storage_offset() - lies.offset) for lies, p in members}
+    wholes = [(lies, *whole_memory(parameter)) for lies, parameter in members]
+    starts = {(whole.untyped_storage().data_ptr(), start - lies.offset) for lies, whole, start in wholes}
     return len(starts) == 1 and all(_strides_fit(lies, p) for lies, p in members)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -14,6 +15,18 @@ from autotuner.runtime.devices import Run
 def where(tensor: Tensor) -> tuple[int, tuple[int, ...], torch.Size, torch.dtype]:
     """Return what a tensor's elements are found by: address, strides, shape and type."""
     return tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype
+
+
+JOINED: "WeakValueDictionary[int, Tensor]" = WeakValueDictionary()
+"""Memory that parameters were moved to together, by the address of each. Each has a storage of its own there."""
+
+
+def whole_memory(parameter: Tensor) -> tuple[Tensor, int]:
+    """Return a tensor over all memory around a parameter that may be read with it, and its first element there."""
+    whole = JOINED.get(parameter.data_ptr())
+    if whole is None or whole.dtype is not parameter.dtype:
+        return parameter.detach(), int(parameter.storage_offset())
+    return whole, (parameter.data_ptr() - whole.data_ptr()) // whole.element_size()
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from torch import Tensor
 from autotuner.ir.device import CUDA, NVIDIA, vendor_of
 from autotuner.runtime.devices.cuda_link import CudaLink
 from autotuner.runtime.devices.protocol import Run, in_state
+from autotuner.runtime.devices.storages import is_alone
 
 _SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}
 _LANES: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
@@ -32,8 +33,6 @@ SMALL_BYTES = 1 << 20
 """Of tensors that the allocator has in pieces of their own, at most."""
 PIECE_BYTES = 64 << 20
 """Of tensors that move together."""
-ALONE = 2
-"""Uses of the memory of a tensor that shares it with no other: by the tensor, and by Python."""
 SHARED_POOL = (0, 0)
 """Of the allocator: memory that is no graph's."""
 HIGH, LOW = -1, 0
@@ -245,7 +244,7 @@ class CudaRuntime:
         return CudaLink(self.device)
 
     def gather(self, tensors: Iterable[Tensor]) -> None:
-        own = [each for each in tensors if each.device == self.device and _is_alone(each)]
+        own = [each for each in tensors if each.device == self.device and is_alone(each)]
         if not own:
             return
         # Memory may be short, and not all settings of the allocator allow pools. What has not moved is right, too.
@@ -296,12 +295,6 @@ class CudaMeter:
     def stop(self) -> tuple[list[int], int]:
         self.lap()
         return self._laps, self._reserved - self.others_bytes
-
-
-def _is_alone(tensor: Tensor) -> bool:
-    """Say whether no other tensor has a part of a tensor's memory."""
-    storage = tensor.untyped_storage()
-    return storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) <= ALONE
 
 
 def _held_by_pools(index: int) -> int:
