@@ -9,6 +9,7 @@ one by one, into the caller's graph.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -80,16 +81,31 @@ class Switch:
             warn(f"a tuned module runs without CUDA graphs: its kernels could not be captured ({words})")
 
 
-class Graphs:
-    """Graphs of one workspace's calls. They share their temporary memory, since they never run at one time."""
+class TemporaryMemory:
+    """Memory of what graphs make and read themselves, shared by graphs that never run at one time."""
 
-    def __init__(self, device: DeviceRuntime, switch: Switch) -> None:
-        self._device, self._switch = device, switch
+    def __init__(self) -> None:
         self._pool: Any = None
+        self._captured: WeakSet[CallSequence] = WeakSet()
 
-    def forget(self) -> None:
-        """Take other memory for the next graphs: that of graphs which are all gone cannot be captured into again."""
-        self._pool = None
+    def pool(self, device: DeviceRuntime, sequence: CallSequence) -> Any:
+        """Return the pool for a graph of a sequence: one whose graphs are all gone cannot be captured into again."""
+        if not any(each.graphs for each in self._captured):
+            self._pool = device.pool()
+        self._captured.add(sequence)
+        return self._pool
+
+
+class Graphs:
+    """Graphs of one workspace's calls."""
+
+    def __init__(self, device: DeviceRuntime, switch: Switch, memory: TemporaryMemory | None = None) -> None:
+        """Capture nothing yet.
+
+        Args:
+            memory: of graphs of other workspaces too, none of which run at one time; None for these graphs' own.
+        """
+        self._device, self._switch, self._memory = device, switch, memory or TemporaryMemory()
 
     def run(self, sequence: CallSequence) -> None:
         device = self._device
@@ -102,10 +118,9 @@ class Graphs:
             if not sequence.ran or len(sequence.graphs) == STREAMS:
                 sequence.run()
                 return
-            if self._pool is None:
-                self._pool = device.pool()
             try:
-                replay = sequence.graphs[stream] = device.captured(sequence.run, self._pool)
+                replay = device.captured(sequence.run, self._memory.pool(device, sequence))
+                sequence.graphs[stream] = replay
             except Exception as error:
                 self._switch.fail(error)
                 sequence.run()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autotuner.runtime.devices import DeviceRuntime
-from autotuner.runtime.graphs import StreamOrder
+from autotuner.runtime.graphs import StreamOrder, TemporaryMemory
 
 
 class Scratch:
@@ -20,12 +20,13 @@ class Scratch:
     Attributes:
         is_open: whether workspaces that share it are taken up again.
         is_of_one_step: whether each of these is for one forward and its backward, and gives its memory back then.
+        of_graphs: what graphs of these workspaces make and read themselves.
     """
 
     def __init__(self, *, is_of_one_step: bool = False) -> None:
         self.is_open, self.is_of_one_step = True, is_of_one_step
         self._memory: dict[torch.device, Tensor] = {}
-        self._order = StreamOrder()
+        self._order, self.of_graphs = StreamOrder(), TemporaryMemory()
 
     def memory(self, size_bytes: int, device: torch.device) -> Tensor:
         """Return so many bytes; workspaces that were given fewer keep theirs."""

@@ -77,7 +77,9 @@ class Workspace:
         """
         self.plan, self.ports, self.device = plan, ports, device
         self.runtime = device_runtime(device)
-        self._graphs = Graphs(self.runtime, graphs) if self.runtime.has_graphs and graphs is not None else None
+        self._graphs: Graphs | None = None
+        if self.runtime.has_graphs and graphs is not None:
+            self._graphs = Graphs(self.runtime, graphs, None if scratch is None else scratch.of_graphs)
         self._order = StreamOrder()
         self.scratch = scratch
         self.in_capture = self.skips_kernels = self.is_gone = False
@@ -297,8 +299,6 @@ class Workspace:
 
     def _forget_outputs(self) -> None:
         self.outputs.forget(in_capture=self.runtime.is_capturing())
-        if self._graphs is not None:
-            self._graphs.forget()
 
     def _set(self, phase: str) -> OutputSet:
         """Return storages of a phase's outputs that nobody outside holds."""

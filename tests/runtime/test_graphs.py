@@ -2,14 +2,16 @@
 
 import warnings
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from autotuner.errors import ConfigurationError
 from autotuner.runtime import TunedModule, TunedWarning, apply
+from autotuner.runtime.devices import Run
 from autotuner.runtime.framework import encoder_layer
-from autotuner.runtime.graphs import CallSequence, Graphs, Switch
+from autotuner.runtime.graphs import CallSequence, Graphs, Switch, TemporaryMemory
 from autotuner.runtime.workspace import Workspace
 from tests.runtime.layers import batch, tuned_layer
 from tests.runtime.made_up_device import MadeUpDevice, instead_of_the_cpu
@@ -73,12 +75,32 @@ def test_where_a_capture_fails_all_rows_run_call_by_call_with_one_warning() -> N
 
 def test_graphs_that_come_after_all_others_are_gone_have_memory_of_their_own() -> None:
     device = MadeUpDevice()
-    graphs, _, (row,) = rows(device)
-    for _ in range(2):
-        graphs.run(row)
-    assert graphs._pool == "memory"
-    graphs.forget()
-    assert graphs._pool is None
+    pools = iter(range(9))
+    device.pool = lambda: next(pools)  # type: ignore[assignment, method-assign, return-value]
+    taken: list[Any] = []
+
+    def captured(run: Run, pool: Any, repeats: int = 0) -> Run:  # noqa: ARG001
+        taken.append(pool)
+        return int
+
+    device.captured = captured  # type: ignore[method-assign]
+    memory = TemporaryMemory()
+    ours, others = Graphs(device, Switch(True), memory), Graphs(device, Switch(True), memory)
+
+    def run_twice(graphs: Graphs) -> CallSequence:
+        row = CallSequence([lambda: None])
+        for _ in range(2):
+            graphs.run(row)
+        return row
+
+    first, second = run_twice(ours), run_twice(others)
+    assert taken == [0, 0]
+    del first
+    first = run_twice(ours)
+    assert taken == [0, 0, 0]
+    del first, second
+    run_twice(others)
+    assert taken == [0, 0, 0, 1]
 
 
 def test_a_row_that_makes_no_graphs_is_never_captured() -> None:

@@ -14,7 +14,7 @@ from autotuner.errors import BudgetError, InputError, TunedWarning
 from autotuner.runtime import loop_budget
 from autotuner.runtime.step_needs import StepNeeds
 from tests.runtime.capture.known import Known
-from tests.runtime.made_up_device import instead_of_the_cpu
+from tests.runtime.made_up_device import MEMORY, instead_of_the_cpu
 from tests.runtime.test_step_budget import LAYERS, Layers, Leaner, batch, trained
 
 STEPS = 7
@@ -128,6 +128,8 @@ def test_regions_become_graphs_once_their_memory_stays_and_are_replayed_from_the
     wanted, _ = looped(Layers(), None)
     _, (most,) = looped(Layers(), "1GiB")
     device = instead_of_the_cpu(monkeypatch)
+    pools = []
+    monkeypatch.setattr(device, "pool", lambda: pools.append(MEMORY) or MEMORY)  # type: ignore[func-returns-value]
     seen: list[tuple[int, int, int]] = []
     losses, (needs,) = looped(Layers(), budget_between(most, share), between=note)
     assert losses == pytest.approx(wanted, rel=1e-8)
@@ -137,6 +139,7 @@ def test_regions_become_graphs_once_their_memory_stays_and_are_replayed_from_the
     again = [after - before for (_, _, before), (_, _, after) in pairwise(seen[4:])]
     assert set(again) == {2 * LAYERS + needs.repeating}
     assert (needs.repeating > 0) == (share < 1)
+    assert pools == [MEMORY]  # they never run at one time
 
 
 def test_gradients_are_summed_over_several_calls_and_what_is_called_without_any_belongs_to_no_step() -> None:
