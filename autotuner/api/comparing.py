@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from autotuner.api.batch_sizes import TriedSize, next_size
 from autotuner.api.memory_picture import BatchLine, save
 from autotuner.api.training import training_step
 from autotuner.errors import BudgetError, InputError
@@ -59,6 +61,7 @@ class BatchRow:
         needs: memory of the step.
         note: why it cannot run; "" where it can.
         front: what it would take under other budgets, less or more than what was given; () where it cannot run.
+        least_bytes: the least budget under which it can run; None where that is not known.
     """
 
     shape: tuple[int, ...]
@@ -68,6 +71,7 @@ class BatchRow:
     needs: StepNeeds | None
     note: str = ""
     front: tuple[MemoryPoint, ...] = ()
+    least_bytes: int | None = None
 
     @property
     def per_second(self) -> float:
@@ -87,7 +91,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class BatchComparison:
-    """Batches under a budget, in the order in which they were given; `str` gives a table.
+    """Batches under a budget, in the order in which they were given, or by size; `str` gives a table.
 
     Args:
         budget_bytes: of a whole step.
@@ -161,10 +165,11 @@ class BatchComparison:
 def compare_batches(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Callable[[int], Any],
     loss: Callable[[Any, Any], Tensor] | None = None,
     *,
     memory_budget: int | str,
+    sizes_max: int = 8,
     **options: Any,
 ) -> BatchComparison:
     """Run training steps with batches of several sizes within a memory budget, and return what each takes.
@@ -175,31 +180,58 @@ def compare_batches(
 
     Args:
         model, optimizer, loss: as of `training_step`.
-        batches: one of each size that is worth comparing, such as 8, 16 and 32 sequences.
+        batches: one of each size that is worth comparing, such as 8, 16 and 32 sequences; or a function that returns
+            a batch of so many samples, to have sizes proposed: from 8 on, up to the largest that runs within the
+            budget, and the largest that runs there with nothing given up for memory, found by what those before needed.
         memory_budget: of a whole step, as of `training_step`.
+        sizes_max: so many sizes are proposed at most.
         options: further ones of `training_step`, such as `database` and `max_norm`.
 
     Returns:
         A row for each batch; one that does not fit says what it would need.
 
     Raises:
-        InputError: no batch, one that is no container of tensors, or what `training_step` refuses.
+        InputError: no batch, one that is no container of tensors or of another size than was asked for, or what
+            `training_step` refuses.
     """
     budget_bytes = parsed_bytes(memory_budget, "memory_budget")
     if budget_bytes is None:
         raise InputError('memory_budget is None: write a number of bytes, or one with a unit, such as "16GiB"')
+    tried = partial(_tried, model, optimizer, loss, budget_bytes, options)
+    if callable(batches):
+        return BatchComparison(budget_bytes, _proposed(batches, tried, budget_bytes, sizes_max))
     sizes = [(batch, _first(batch)) for batch in batches]
     if not sizes:
         raise InputError("there are no batches to compare: give one of each size")
-    rows = []
-    for batch, tensors in sizes:
-        with as_before(model, optimizer):
-            step_ms, needs, front, note = _tried(model, optimizer, batch, loss, budget_bytes, options)
-        tokens = next((each.numel() for each in tensors if not each.is_floating_point() and each.dim() > 1), None)
-        shape = tuple(tensors[0].shape)
-        row = BatchRow(shape, shape[0] if shape else 1, tokens, step_ms, needs, note)
-        rows.append(replace(row, front=tuple(_points(row, front))))
-    return BatchComparison(budget_bytes, tuple(rows))
+    return BatchComparison(budget_bytes, tuple(tried(*each) for each in sizes))
+
+
+def _proposed(
+    batch_of: Callable[[int], Any],
+    tried: Callable[[Any, Sequence[Tensor]], BatchRow],
+    budget_bytes: int,
+    sizes_max: int,
+) -> tuple[BatchRow, ...]:
+    """Try sizes one after the other, and return their rows, the smallest first."""
+    if sizes_max < 1:
+        raise InputError(f"sizes_max is {sizes_max}: write a number above 0")
+    rows: dict[int, BatchRow] = {}
+    while len(rows) < sizes_max:
+        size = next_size([_known(size, row) for size, row in rows.items()], budget_bytes)
+        if size is None:
+            break
+        batch = batch_of(size)
+        tensors = _first(batch)
+        if tensors[0].shape[:1] != (size,):
+            shape = tuple(tensors[0].shape)
+            raise InputError(f"a batch of {size} samples was asked for, and its first tensor has the shape {shape}")
+        rows[size] = tried(batch, tensors)
+    return tuple(row for _, row in sorted(rows.items()))
+
+
+def _known(size: int, row: BatchRow) -> TriedSize:
+    fastest = row.front[-1].budget_bytes if row.front else None
+    return TriedSize(size, row.step_ms is not None, row.least_bytes, fastest)
 
 
 def _points(row: BatchRow, front: Sequence[FrontPoint]) -> Iterator[MemoryPoint]:
@@ -225,12 +257,30 @@ def _first(batch: Any) -> Sequence[Tensor]:
 def _tried(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    loss: Callable[[Any, Any], Tensor] | None,
+    budget_bytes: int,
+    options: Mapping[str, Any],
+    batch: Any,
+    tensors: Sequence[Tensor],
+) -> BatchRow:
+    """Return what a step with a batch takes; its model is as before, behind that."""
+    tokens = next((each.numel() for each in tensors if not each.is_floating_point() and each.dim() > 1), None)
+    shape = tuple(tensors[0].shape)
+    row = BatchRow(shape, shape[0] if shape else 1, tokens, None, None)
+    with as_before(model, optimizer):
+        return _trained(model, optimizer, batch, loss, budget_bytes, options, row)
+
+
+def _trained(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
     batch: Any,
     loss: Callable[[Any, Any], Tensor] | None,
     budget_bytes: int,
     options: Mapping[str, Any],
-) -> tuple[float | None, StepNeeds | None, Sequence[FrontPoint], str]:
-    """Return the time of a step, its memory, what it would take under other budgets, and a note where it cannot run."""
+    row: BatchRow,
+) -> BatchRow:
+    """Return a row with what some steps took, what they would take under other budgets, or why none can run."""
     step: WholeStep | None = None
     try:
         is_known = options.get("server") is not None or options.get("configurations") is not None
@@ -249,13 +299,16 @@ def _tried(
             step(batch)
             times.append((began, runtime.mark()))
         if not step.is_settled:
-            return None, None, (), f"how it runs was not settled within {STEPS_MAX} steps"
+            return replace(row, note=f"how it runs was not settled within {STEPS_MAX} steps")
         (needs,), (front,) = step.needs, step.fronts
-        return median(runtime.elapsed_us(*each) for each in times) / 1e3, needs, front, ""
+        step_ms = median(runtime.elapsed_us(*each) for each in times) / 1e3
+        row = replace(row, step_ms=step_ms, needs=needs, least_bytes=needs.least_bytes)
+        return replace(row, front=tuple(_points(row, front)))
     except BudgetError as error:
-        return None, None, (), f"it needs {binary(error.least_bytes)} at least"
+        least_bytes = error.least_bytes
+        return replace(row, note=f"it needs {binary(least_bytes)} at least", least_bytes=least_bytes)
     except torch.OutOfMemoryError:
-        return None, None, (), "it does not fit on the device"
+        return replace(row, note="it does not fit on the device")
     finally:
         del step
         gc.collect()

@@ -14,7 +14,7 @@ from autotuner.api.comparing import BatchComparison, BatchRow, MemoryPoint
 from autotuner.api.survey import region_calls
 from autotuner.errors import InputError, MissingError
 from autotuner.runtime.step_needs import StepNeeds
-from tests.runtime.capture.known import planned
+from tests.runtime.capture.known import Known, planned
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,39 @@ def test_batches_are_compared_within_a_budget_and_leave_the_model_as_it_was(tmp_
     assert len(lines_drawn) > 2 * 3
     found.save(str(tmp_path / "batches.png"))
     assert (tmp_path / "batches.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_sizes_are_proposed_up_to_the_largest_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotuner.api.backend._knowledge", lambda _: Known())
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    asked: list[int] = []
+
+    def batch_of(size: int) -> Tensor:
+        asked.append(size)
+        return of(size)
+
+    budget = 9 << 20
+    found = autotuner.compare_batches(
+        model, optimizer, batch_of, loss_of, memory_budget=budget, example_inputs=None, compiler="eager", watch=None
+    )
+    assert asked[:2] == [8, 16]
+    assert len(asked) == len(set(asked)) <= 6
+    assert [row.samples for row in found.rows] == sorted(asked)
+    ran = [row for row in found.rows if row.step_ms is not None and row.needs is not None]
+    largest = ran[-1]
+    assert largest.needs is not None
+    assert largest.needs.repeating > 0
+    a_sample = (largest.least_bytes - ran[0].least_bytes) / (largest.samples - ran[0].samples)  # type: ignore[operator]
+    assert budget - 9 * a_sample < largest.least_bytes <= budget  # type: ignore[operator]  # one step of 8 is too much
+    assert any(row.needs is not None and row.needs.repeating == 0 for row in ran)
+    with pytest.raises(
+        InputError, match=r"a batch of 8 samples was asked for, and its first tensor has .*\(4, 32, 32\)"
+    ):
+        autotuner.compare_batches(model, optimizer, lambda _: of(4), loss_of, memory_budget="1GiB")
+    with pytest.raises(InputError, match="sizes_max is 0: write a number above 0"):
+        autotuner.compare_batches(model, optimizer, batch_of, loss_of, memory_budget="1GiB", sizes_max=0)
 
 
 def test_pictures_that_cannot_be_drawn_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
