@@ -50,7 +50,7 @@ class BudgetRoom:
 
     @property
     def predicted_bytes(self) -> float:
-        """What a prediction may take."""
+        """Bytes that a prediction may take."""
         return (1 - self.spare) * self.budget_bytes - self.beside_bytes
 
     @property
