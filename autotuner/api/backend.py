@@ -70,7 +70,8 @@ def compile_graph(
             of files: where configurations are known (by default `AUTOTUNER_SERVER` where it is set, or else
             `AUTOTUNER_DATABASE`); "compiler" of the rest: "inductor" (the default), "aot_eager" or "eager"; "graphs":
             whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
-            regions make no graphs of their own then, and read their inputs in place; "budget": whether the caller's
+            regions make no graphs of their own then, read their inputs in place, and parameters that one of them reads
+            as one are moved together; "budget": whether the caller's
             steps have a memory budget, which decides how regions run; "memory_budget": what a training step of the
             caller's loop may need, in bytes or as in "16GiB", see `optimize`; "budget_bytes": what plans of regions
             were tuned with, such as 2**30 or "1GiB" (none, for those that were tuned without a budget); "inductor":
