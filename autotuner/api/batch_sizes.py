@@ -43,18 +43,18 @@ def next_size(tried: Sequence[TriedSize], budget_bytes: int) -> int | None:
     if guess is not None:
         return guess
     fastest = _size_at(tried, "fastest_bytes", budget_bytes)
-    guess = 0 if fastest is None else min(_even(fastest), fitting)
+    guess = 0 if fastest is None else min(_rounded_down(fastest), fitting)
     return guess if guess > 0 and guess not in {each.size for each in tried} else None
 
 
 def _larger(fitting: int, too_large: int | None, largest: float | None) -> int | None:
     """Return a size above one that fits, by where the budget is expected to be met, None where there is none."""
     if too_large is None:
-        guess = 2 * fitting if largest is None else min(4 * fitting, _even(largest))
+        guess = 2 * fitting if largest is None else min(4 * fitting, _rounded_down(largest))
     else:
-        guess = _even((fitting + too_large) / 2 if largest is None else largest)
+        guess = _rounded_down((fitting + too_large) / 2 if largest is None else largest)
         if guess >= too_large:
-            guess = _even((fitting + too_large) / 2)
+            guess = _rounded_down((fitting + too_large) / 2)
     return guess if guess > fitting else None
 
 
@@ -72,7 +72,7 @@ def _size_at(
     return size + (budget_bytes - own) * (other_size - size) / (other - own)
 
 
-def _even(size: float) -> int:
-    """Return the largest size up to this one that devices like: a multiple of 8, or of 2 below 16."""
+def _rounded_down(size: float) -> int:
+    """Return the largest size up to this one that devices like: a multiple of 8, of 2 below 16, or any below 4."""
     step = 8 if size >= 16 else 2 if size >= 4 else 1
     return int(size) // step * step

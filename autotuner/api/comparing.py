@@ -198,7 +198,7 @@ def compare_batches(
     if budget_bytes is None:
         raise InputError('memory_budget is None: write a number of bytes, or one with a unit, such as "16GiB"')
     tried = partial(_tried, model, optimizer, loss, budget_bytes, options)
-    if callable(batches):
+    if not isinstance(batches, Iterable):
         return BatchComparison(budget_bytes, _proposed(batches, tried, budget_bytes, sizes_max))
     sizes = [(batch, _first(batch)) for batch in batches]
     if not sizes:

@@ -71,8 +71,8 @@ def training_step(
     On CUDA the step becomes one CUDA graph at its third call with batches of one shape. Each call is one training step,
     also those before. What cannot be captured runs as a plain compiled step, and a `TunedWarning` says why. On the CPU
     all steps are plain. Gradients are None before and after a step. Where steps are captured, parameters that a plan
-    reads as one, such as query, key and value weights, move once, to lie one behind the other: they stay the same
-    objects, each with a storage of its own.
+    reads as one, such as query, key and value weights, move into one block of memory when the model is compiled: they
+    stay the same objects, each with a storage of its own.
 
     Args:
         model: whose parameters the optimizer moves. One that torch.compile has compiled stays as it is; any other is
@@ -121,7 +121,7 @@ def training_step(
             also with `max_norm` or several processes; `clip_per_bucket` without `max_norm`; either where FSDP, say,
             exchanges gradients; processes with other models.
         PeerLostError: here, and in each step: another process has ended.
-        BudgetError: at the second step of a shape: it needs more, however its regions run.
+        BudgetError: at the second or third step of a shape: it needs more, however its regions run.
     """
     check_examples(example_inputs, server, configurations)
     asked = TuneOptions.of(**tuning)  # unknown options end here, also where nothing is tuned

@@ -45,6 +45,10 @@ class Recorded:
     inputs: list[Tensor] = field(default_factory=list)
     results: list[Tensor | None] = field(default_factory=list)
 
+    def let_go(self) -> None:
+        """Give up the graph, if there is one."""
+        self.replay, self.updates, self.inputs, self.results = None, None, [], []
+
     @property
     def is_warm(self) -> bool:
         """Tell whether what a step runs is compiled, and decided."""

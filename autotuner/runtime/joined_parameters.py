@@ -1,9 +1,9 @@
-"""Parameters that move together, to lie as a plan reads them.
+"""Parameters that move into one block of memory, as a plan reads them.
 
 A plan may read several parameters as one, as query, key and value weights in one product. Where they lie apart, each
 workspace copies them before its forward, and keeps the copies until its backward is over: 76 MiB for each layer of a
 LLaMA with 1B parameters. A whole training step, which has the model and its optimizer to itself, moves such parameters
-once. They stay the objects that they are, and each has a storage of its own, which is what is saved of it.
+when the model is compiled. They stay the objects that they are, and each has a storage of its own, which is what is saved of it.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from autotuner.ir.device import alignment_bytes
 from autotuner.plan.memory_planner import Geometry, MemoryPlan
 from autotuner.runtime.bound_parameters import copied_buffers
 from autotuner.runtime.devices.storages import is_alone
-from autotuner.runtime.parameter_memory import JOINED
+from autotuner.runtime.parameter_memory import JOINED_PARAMETERS
 
 
 def join_parameters(plan: MemoryPlan, lying: Sequence[Geometry], parameters: Sequence[Tensor | None]) -> int:
@@ -37,7 +37,9 @@ def join_parameters(plan: MemoryPlan, lying: Sequence[Geometry], parameters: Seq
     moved = 0
     for number, found in members.items():
         own = [(lies, parameter) for lies, parameter in found if parameter is not None and _may_move(lies, parameter)]
-        if len(own) < max(2, len(found)) or not copied_buffers(*zip(*own, strict=True)):
+        if len({id(parameter) for _, parameter in own}) < max(2, len(found)) or not copied_buffers(
+            *zip(*own, strict=True)
+        ):
             continue
         buffer = plan.buffers[number]
         if sum(parameter.nbytes for _, parameter in own) != buffer.size_bytes:
@@ -50,7 +52,7 @@ def join_parameters(plan: MemoryPlan, lying: Sequence[Geometry], parameters: Seq
                 place.whole = base  # type: ignore[attr-defined]
                 # It has a storage of its own, which holds the view with its attribute.
                 parameter.data = from_dlpack(_to_dlpack(place))
-                JOINED[parameter.data_ptr()] = base
+                JOINED_PARAMETERS[parameter.data_ptr()] = base
         moved += buffer.size_bytes
     return moved
 
@@ -64,5 +66,5 @@ def _may_move(lies: Geometry, parameter: Tensor) -> bool:
         and parameter.stride() == tuple(lies.strides)
         and (lies.offset * parameter.element_size()) % alignment_bytes(parameter.device.type) == 0
         and is_alone(parameter)
-        and parameter.data_ptr() not in JOINED
+        and parameter.data_ptr() not in JOINED_PARAMETERS
     )

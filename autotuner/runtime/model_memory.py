@@ -59,8 +59,12 @@ class ModelMemory:
             or optimizer.param_groups is not self._groups
             or any(len(own) != size for own, size in self._sizes)
             or any(own.get(name) is not value for own, name, value in self._others)
-            or any(own.get(n) is not tensor or tensor.data_ptr() != at for own, n, tensor, at in self._tensors)
+            or self.has_tensors_elsewhere()
         )
+
+    def has_tensors_elsewhere(self) -> bool:
+        """Say whether a parameter or a buffer was replaced since, or has other memory."""
+        return any(own.get(n) is not tensor or tensor.data_ptr() != at for own, n, tensor, at in self._tensors)
 
     def new_state(self) -> list[Tensor]:
         """Return the optimizer's state of parameters that had none when it was noted, but what is a parameter itself.

@@ -17,13 +17,13 @@ def where(tensor: Tensor) -> tuple[int, tuple[int, ...], torch.Size, torch.dtype
     return tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype
 
 
-JOINED: "WeakValueDictionary[int, Tensor]" = WeakValueDictionary()
+JOINED_PARAMETERS: "WeakValueDictionary[int, Tensor]" = WeakValueDictionary()
 """Memory that parameters were moved to together, by the address of each. Each has a storage of its own there."""
 
 
 def whole_memory(parameter: Tensor) -> tuple[Tensor, int]:
     """Return a tensor over all memory around a parameter that may be read with it, and its first element there."""
-    whole = JOINED.get(parameter.data_ptr())
+    whole = JOINED_PARAMETERS.get(parameter.data_ptr())
     if whole is None or whole.dtype is not parameter.dtype:
         return parameter.detach(), int(parameter.storage_offset())
     return whole, (parameter.data_ptr() - whole.data_ptr()) // whole.element_size()

@@ -100,7 +100,7 @@ class RegionChoice:
         self.ways = tuple(RegionWay(region, repeats) for repeats in (False, True) for region in alike)
         self.fastest = min(self.ways, key=lambda way: way.time_us)
         self.leanest = self._leanest()
-        self._is_called = False
+        self._called_with: list[int] = []
         self.scratch_bytes = max(way.region.plan.scratch_bytes for way in self.ways)
         self.draws = any(draws(operator.kind) for operator in first.plan.configuration.model.graph().operators)
         self.number, self.label = number_of(self), first.label
@@ -138,10 +138,11 @@ class RegionChoice:
         Raises:
             RuntimeError: the region was tuned for other inputs or parameters.
         """
-        if not self._is_called:
+        places = [parameter.data_ptr() for parameter in parameters]
+        if places != self._called_with:
             for each in self.ways:
                 each.copied_bytes = _copied_bytes(each.region.plan, parameters)
-            self._is_called, self.leanest = True, self._leanest()
+            self._called_with, self.leanest = places, self._leanest()
         budget = current_budget()
         way = self.fastest if budget is None else self._chosen(budget)
         device = (*inputs, *parameters)[0].device

@@ -30,7 +30,7 @@ from autotuner.runtime.kept_steps import KeptStepLog, make_room
 from autotuner.runtime.model_memory import StaticBytes
 from autotuner.runtime.scratch import Scratch, sharing
 from autotuner.runtime.step_laps import OUTSIDE, HasWays, RunsSo, StepLog
-from autotuner.runtime.step_needs import FrontPoint, StepNeeds
+from autotuner.runtime.step_needs import FrontPoint, StepNeeds, told_too_small
 
 POINTS = 16
 """Budgets that a front looks at."""
@@ -189,6 +189,7 @@ class StepBudget:
         """
         is_missed = self._meter is None and self._stage in (_Stage.LEAN, _Stage.CHOSEN)
         log, reserved_bytes = self._ended()
+        self._is_built |= self._stage is _Stage.SETTLED
         if is_missed:  # what it has built would not be counted in the next one
             self._give_up(log.order)
         else:
@@ -204,6 +205,8 @@ class StepBudget:
         """Return what a step did, and how much the allocator has held."""
         log, self._log = self._log, None
         assert log is not None
+        for region in log.order:
+            region.replay(False)  # outside of steps, nothing is captured that no budget counts
         reserved_bytes = 0
         if self._meter is not None:
             log.note(None, OUTSIDE, self._begun)
@@ -313,11 +316,13 @@ class StepBudget:
                 "region runs as lean as it can; give it more memory, or a smaller batch"
             )
             return False
-        self._room.shrink(most_bytes)
         if self._fitting is not None:
+            self._room.end_growth()
             chosen, self._fitting = self._fitting, None
             self._run_so(chosen)
-        elif self._room.has_tries and self._least_bytes() <= self.budget_bytes:
+            return True
+        self._room.shrink(most_bytes)
+        if self._room.has_tries and self._is_possible():
             self._choose()
         else:
             self._run_so({})
@@ -340,6 +345,10 @@ class StepBudget:
         assert self._lean is not None
         return self._room.least_budget(self._lean.peak_bytes)
 
+    def _is_possible(self) -> bool:
+        assert self._lean is not None
+        return self._room.may_hold(self._lean.peak_bytes)
+
     def _choose(self) -> None:
         """Take the fastest ways that leave enough room.
 
@@ -353,11 +362,13 @@ class StepBudget:
                 f"memory_budget decides nothing: no region of this model runs tuned, and a step needs "
                 f"{binary(log.peak_bytes)}; autotuner.summary(model) says why"
             )
-        if self._least_bytes() > self.budget_bytes and self._keeps:
+        if not self._is_possible() and self._keeps:
             self._keep_nothing()
             return
-        if self._least_bytes() > self.budget_bytes:
-            raise BudgetError(self._too_small(log), self._least_bytes())
+        if not self._is_possible():
+            raise BudgetError(
+                told_too_small(self.budget_bytes, self._least_bytes(), log, self._static()), self._least_bytes()
+            )
         self._room.tries += 1
         # It is None where nothing fits by the room of moments that were counted to the safe side.
         self._run_so(log.fastest(self._room.predicted_bytes) or {})
@@ -380,21 +391,3 @@ class StepBudget:
             sum(way.repeats for way in ways.values()), sum(region.fastest.time_us for region in ways),
             sum(way.time_us for way in ways.values()), inexact,
         )  # fmt: skip
-
-    def _too_small(self, log: StepLog) -> str:
-        static, lap = self._static(), log.highest
-        rest = max(0, log.peak_bytes - static.kept - static.gradients)
-        beside = self._least_bytes() - log.peak_bytes
-        gradients = (
-            f"{binary(static.gradients)} of gradients, {binary(rest)} of all else"
-            if static.gradients
-            else f"{binary(rest)} of all else, gradients among it"
-        )
-        kept = f", {binary(beside)} that the allocator takes beside" if beside else ""
-        where = lap.phase if lap.region is None else f"in the {lap.phase} of {lap.region.label}"
-        return (
-            f"memory_budget is {binary(self.budget_bytes)}, and a training step needs {binary(self._least_bytes())} at "
-            f"least, with the forward of all {len(log.order)} tuned regions repeated in backward: "
-            f"{binary(static.parameters)} of parameters and buffers, {binary(static.state)} of the optimizer's state, "
-            f"{gradients}{kept}. It needs most {where}: give it more memory, or a smaller batch"
-        )

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from autotuner.ir.numerics import CLASSES, Numerics
 from autotuner.plan.phrases import binary
+from autotuner.runtime.model_memory import StaticBytes
+from autotuner.runtime.step_laps import StepLog
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,28 @@ class FrontPoint:
     budget_bytes: int
     time_us: float
     repeating: int
+
+
+def told_too_small(budget_bytes: int, least_bytes: int, log: StepLog, static: StaticBytes) -> str:
+    """Return a sentence on a budget that is too small, and on what takes the memory.
+
+    Args:
+        least_bytes: that would be enough.
+        log: of a step in which all regions ran as lean as they can.
+        static: what is there between steps.
+    """
+    lap, beside = log.highest, least_bytes - log.peak_bytes
+    rest = max(0, log.peak_bytes - static.kept - static.gradients)
+    gradients = (
+        f"{binary(static.gradients)} of gradients, {binary(rest)} of all else"
+        if static.gradients
+        else f"{binary(rest)} of all else, gradients among it"
+    )
+    kept = f", {binary(beside)} that the allocator may take beside" if beside else ""
+    where = lap.phase if lap.region is None else f"in the {lap.phase} of {lap.region.label}"
+    return (
+        f"memory_budget is {binary(budget_bytes)}, and a training step needs {binary(least_bytes)} at least, with the "
+        f"forward of all {len(log.order)} tuned regions repeated in backward: {binary(static.parameters)} of "
+        f"parameters and buffers, {binary(static.state)} of the optimizer's state, {gradients}{kept}. It needs most "
+        f"{where}: give it more memory, or a smaller batch"
+    )

@@ -269,6 +269,8 @@ class WholeStep:
 
     def _note_memory(self, runtime: DeviceRuntime) -> None:
         """Note where everything is; state that the optimizer has made among what a step needed is gathered first."""
+        if self._memory.has_tensors_elsewhere():  # the shape that was compiled has moved parameters
+            self._forget(graphs_only=True)
         runtime.gather(self._memory.new_state())
         self._memory.note()
 
@@ -344,8 +346,9 @@ class WholeStep:
         known = self._known
         if key not in known:
             if len(known) >= COMBINATIONS:
-                if self._recorder is not None:
-                    self._tell_of_changes()
+                if self._recorder is not None and not self._told_of_changes:
+                    self._told_of_changes = True
+                    warn(CHANGES)
                 known = self._known = remembered(known)
             made = known[key] = Recorded()
             if self._budget_bytes is not None:
@@ -355,11 +358,6 @@ class WholeStep:
                     keeps=self._recorder is None and not self._plain.frees_gradients,
                 )  # fmt: skip
         return known[key]
-
-    def _tell_of_changes(self) -> None:
-        if not self._told_of_changes:
-            self._told_of_changes = True
-            warn(CHANGES)
 
     def _is_free(self) -> bool:
         """Say whether one more graph may be captured."""
@@ -381,10 +379,12 @@ class WholeStep:
         if self._uncaptured is not None:
             self._plain.loss = self._uncaptured()
 
-    def _forget(self) -> None:
+    def _forget(self, *, graphs_only: bool = False) -> None:
         if self._known and not (self._exchange and self._exchange.peers.is_lost):
             device_runtime(self._device).synchronize()  # a replay may still run
-        self._known = {}
+        for each in self._known.values():
+            each.let_go()
+        self._known = self._known if graphs_only else {}
         self._pool = None  # memory whose graphs are all gone cannot be captured into again
 
     def _moved(self, structure: Hashable, tensors: Sequence[Tensor]) -> Any:

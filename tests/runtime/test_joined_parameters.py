@@ -2,7 +2,7 @@
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autotuner
+from autotuner.ir.models import Model
 from autotuner.runtime.bound_parameters import copied_buffers
 from autotuner.runtime.joined_parameters import join_parameters
-from autotuner.runtime.parameter_memory import JOINED
+from autotuner.runtime.parameter_memory import JOINED_PARAMETERS
 from tests.runtime.capture.known import Known
 from tests.runtime.made_up_device import MadeUpDevice, instead_of_the_cpu
 
@@ -96,6 +97,28 @@ def test_a_whole_step_moves_what_its_plan_reads_as_one_and_computes_the_same_wit
         assert copied_buffers(lying, parameters) == frozenset()
 
 
+def test_where_a_further_shape_moves_parameters_graphs_of_others_are_captured_anew(
+    device: MadeUpDevice, joining: Joining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KnowsBatchesOfFour(Known):
+        def find(self, models: Iterable[Model], device_type: str) -> list[Any]:
+            found = super().find(models, device_type)
+            return [each if each is not None and 4 in each.model.extents.values() else None for each in found]
+
+    monkeypatch.setattr("autotuner.api.backend._knowledge", lambda _: KnowsBatchesOfFour())
+    model = llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = autotuner.training_step(model, optimizer, compiler="eager", pad_batches=False, watch=None)
+    few = {name: tensor[:3] for name, tensor in batch(0).items()}
+    for _ in range(4):
+        step(few)
+    assert (device.captures, step.replays, joining.moved) == (1, 2, [])
+    step(batch(1))
+    assert joining.moved == [PAIR] * LAYERS
+    step(few)
+    assert (device.captures, step.replays) == (2, 3)
+
+
 @pytest.mark.usefixtures("device")
 def test_each_parameter_that_has_moved_is_saved_and_copied_by_itself(tmp_path: Path) -> None:
     model = llama()
@@ -134,9 +157,9 @@ def test_memory_of_parameters_goes_with_the_last_of_them(joining: Joining) -> No
     plan, lying, parameters = joining.given[0]
     own = [nn.Parameter(each.detach().clone()) for each in parameters]
     assert join_parameters(plan, lying, own) == PAIR
-    joined = [place for place, each in enumerate(own) if each.data_ptr() in JOINED]
-    whole = ref(JOINED[own[joined[0]].data_ptr()])
-    assert {id(JOINED[own[place].data_ptr()]) for place in joined} == {id(whole())}
+    joined = [place for place, each in enumerate(own) if each.data_ptr() in JOINED_PARAMETERS]
+    whole = ref(JOINED_PARAMETERS[own[joined[0]].data_ptr()])
+    assert {id(JOINED_PARAMETERS[own[place].data_ptr()]) for place in joined} == {id(whole())}
     del own[joined[0]]
     assert whole() is not None
     del own

@@ -7,9 +7,13 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
+from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.kept_steps import KeptStepLog
-from autotuner.runtime.step_laps import BACKWARD, OUTSIDE, Lap
+from autotuner.runtime.model_memory import StaticBytes
+from autotuner.runtime.step_budget import StepBudget
+from autotuner.runtime.step_laps import BACKWARD, FORWARD, OUTSIDE, Lap
 
 REGIONS = 5
 
@@ -44,11 +48,28 @@ class MadeUpRegion:
         self.fastest = min(self.ways, key=lambda way: way.time_us)
         self.leanest = min(self.ways, key=lambda way: (way.held_bytes, way.own_bytes, way.time_us))
 
-    def let_go(self) -> None:
-        raise AssertionError("nothing is kept")
+        self.replayed: list[bool] = []
+        self._on = False
 
-    def replay(self, on: bool) -> None:  # noqa: ARG002
-        raise AssertionError("nothing runs")
+    def let_go(self) -> None:
+        pass
+
+    def replay(self, on: bool) -> None:
+        self._on = on
+
+    def run(self, budget: StepBudget) -> None:
+        """Run a training step of this region alone."""
+        with budget.step():
+            self.replayed.append(self._on)
+            with budget.inside(self, FORWARD):
+                held = Held()
+            budget.began(held, self)
+            with budget.inside(self, BACKWARD):
+                budget.ended(held)
+
+
+class Held:
+    """What a forward holds for its backward."""
 
 
 def log_of(seed: int, calls: int = 1) -> KeptStepLog:
@@ -107,3 +128,19 @@ def test_regions_that_leave_nothing_take_turns_with_memory_of_a_size_that_fits()
     assert log.standing_bytes(ways) == 100 + large + small + REGIONS * 11
     ways[next(iter(log.order))] = MadeUpWay(1.0, large + 60, repeats=True, copied_bytes=60)
     assert log.standing_bytes(ways) == 100 + large + small + REGIONS * 11 + 60
+
+
+def test_calls_become_graphs_behind_the_step_that_builds_on_memory_that_stays_also_once_it_was_given_up() -> None:
+    def budget() -> StepBudget:
+        return StepBudget(1 << 30, device_runtime(torch.device("cpu")), lambda: StaticBytes(0, 0, 0), keeps=True)
+
+    own, other = (budget(), MadeUpRegion(Random(0))), (budget(), MadeUpRegion(Random(1)))
+    for _ in range(5):
+        own[1].run(own[0])
+    assert own[1].replayed == [False, False, False, True, True]
+    assert not own[1]._on  # outside of steps
+    other[1].run(other[0])  # needs all memory, since it is not known how much
+    own[1].replayed.clear()
+    for _ in range(3):
+        own[1].run(own[0])
+    assert own[1].replayed == [False, True, True]

@@ -445,6 +445,10 @@ def test_where_the_allocator_holds_blocks_a_first_choice_leaves_some_of_the_budg
         assert needs_of(step).predicted_bytes == most
     _, step = trained(Layers(), most, steps=8)
     assert needs_of(step).predicted_bytes == most
+    least = needs_of(step).least_bytes
+    _, step = trained(Layers(), int(least * (1 - SPARE / 2)))  # nothing is left free then
+    assert (needs_of(step).repeating, needs_of(step).least_bytes) == (LAYERS, least)
+    assert needs_of(step).measured_bytes <= needs_of(step).budget_bytes < least
 
 
 @pytest.mark.slow
