@@ -3,7 +3,8 @@
 A plan may read several parameters as one, as query, key and value weights in one product. Where they lie apart, each
 workspace copies them before its forward, and keeps the copies until its backward is over: 76 MiB for each layer of a
 LLaMA with 1B parameters. A whole training step, which has the model and its optimizer to itself, moves such parameters
-when the model is compiled. They stay the objects that they are, and each has a storage of its own, which is what is saved of it.
+when the model is compiled. They stay the objects that they are, and each has a storage of its own, which is what is
+saved of it.
 """
 
 from collections import defaultdict
