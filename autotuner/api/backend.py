@@ -217,7 +217,11 @@ def rewrite(
         note_readers(module.graph, TunedRegion.operator)
         module.recompile()
     if in_place:
-        _join(module.graph, example_inputs, [(made[region], parameters[region]) for region in placed])
+        _join(
+            module.graph,
+            example_inputs,
+            [(each, parameters[region]) for region, each in made.items() if region in placed],
+        )
     counts = Counter(region.model.name for region in captured.regions)
     running = frozenset(region.model.name for region in calls if region in placed)
     coverage = parts.coverage(placed, "not tuned", {region: made[region].plan for region in placed})
