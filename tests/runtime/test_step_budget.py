@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from autotuner.api.survey import region_calls
 from autotuner.errors import BudgetError, InputError, TunedWarning
 from autotuner.ir.autodiff import training_graph
 from autotuner.ir.models import Model
-from autotuner.ir.records import digest
+from autotuner.ir.records import canonical_json
 from autotuner.measure.devices.cpu_sampling import AllocationCount
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.parts import LeanerPlan
@@ -30,7 +29,7 @@ from autotuner.runtime.whole_step import WholeStep
 from autotuner.space import build_space
 from autotuner.tuner import build_configuration
 from tests.made_up import HERE, UNEXPLAINED, times
-from tests.runtime.capture.known import FEW, Known, planned, stored
+from tests.runtime.capture.known import FEW, Known, planned
 from tests.runtime.made_up_device import instead_of_the_cpu
 
 LAYERS = 3
@@ -42,21 +41,26 @@ OFF = 0.05
 class Leaner(Known):
     """Knows every model, with a plan that leaves less for backward."""
 
+    made: ClassVar[dict[str, Configuration]] = {}
+
     def find(self, models: Iterable[Model], device_type: str) -> list[Configuration | None]:  # noqa: ARG002
-        return [stored(f"leaner-{digest(model.to_json())}", partial(self._of, model)) for model in models]
+        return [self._of(model) for model in models]
 
     def _of(self, model: Model) -> Configuration:
-        whole, graph = planned(model), training_graph(model.graph())
-        assert whole.memory is not None
-        space = build_space(graph, FEW, saving=True)
-        lean = build_configuration(
-            model, space, times(space.calls), HERE, {}, policy=UNEXPLAINED,
-            budget_bytes=int(0.93 * whole.memory.peak_bytes),
-        )  # fmt: skip
-        assert lean.memory is not None
-        assert lean.memory.held_bytes < 0.9 * whole.memory.held_bytes
-        plan = LeanerPlan(lean.steps, lean.certificate.predicted_us, lean.memory.held_bytes, lean.memory.peak_bytes)
-        return replace(whole, leaner=(plan,))
+        key = canonical_json(model.to_json())
+        if key not in self.made:
+            whole, graph = planned(model), training_graph(model.graph())
+            assert whole.memory is not None
+            space = build_space(graph, FEW, saving=True)
+            lean = build_configuration(
+                model, space, times(space.calls), HERE, {}, policy=UNEXPLAINED,
+                budget_bytes=int(0.93 * whole.memory.peak_bytes),
+            )  # fmt: skip
+            assert lean.memory is not None
+            assert lean.memory.held_bytes < 0.9 * whole.memory.held_bytes
+            plan = LeanerPlan(lean.steps, lean.certificate.predicted_us, lean.memory.held_bytes, lean.memory.peak_bytes)
+            self.made[key] = replace(whole, leaner=(plan,))
+        return self.made[key]
 
 
 @pytest.fixture(autouse=True)

@@ -41,16 +41,12 @@ _PLANS = Path(os.environ["HOME"], "plans")
 
 def planned(model: Model) -> Configuration:
     """Return a model's plan; equal models have one in all tests."""
-    return stored(digest(model.to_json()), lambda: _planned_anew(model))
-
-
-def stored(key: str, make: Callable[[], Configuration]) -> Configuration:
-    """Return the plan of a key, which is made once in all processes of a run."""
+    key = digest(model.to_json())
     if key not in _PLANNED:
         path = _PLANS / f"{key}.json"
         if not path.exists():
             _PLANS.mkdir(exist_ok=True)
-            save_configuration(make(), path)
+            save_configuration(_planned_anew(model), path)
         _PLANNED[key] = load_configuration(path)
     return _PLANNED[key]
 
