@@ -155,7 +155,7 @@ _BUDGETS: dict[tuple[torch.device, int], LoopBudget] = {}
 def loop_budget(budget_bytes: int, device: torch.device) -> LoopBudget:
     """Return the budget of this size on a device, which all models share that are compiled with it."""
     if not _BUDGETS:
-        register_optimizer_step_post_hook(_optimizer_has_stepped)
+        register_optimizer_step_post_hook(optimizer_has_stepped)
     key = device_runtime(device).device, budget_bytes
     if key not in _BUDGETS:
         _BUDGETS[key] = LoopBudget(budget_bytes, device)
@@ -172,6 +172,7 @@ def needs_of(parameters: Sequence[Tensor] | None) -> tuple[StepNeeds, ...]:
     return tuple(needs for each in loop_budgets() for needs in each.needs(parameters))
 
 
-def _optimizer_has_stepped(optimizer: Optimizer, *_: Any) -> None:
+def optimizer_has_stepped(optimizer: Optimizer, *_: Any) -> None:
+    """Tell the budgets of loops: torch calls it behind the steps of all optimizers, once there are any budgets."""
     for budget in loop_budgets():
         budget.stepped(optimizer)

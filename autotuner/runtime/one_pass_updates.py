@@ -18,6 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from autotuner.runtime.bucket_clipping import coefficient
 from autotuner.runtime.capturable import RateTensors, has_hooks, make_capturable
 from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.loop_budget import optimizer_has_stepped
 
 if TYPE_CHECKING:
     from autotuner.kernels.triton.adam import AdamTables
@@ -143,7 +144,8 @@ def _steps_as_made(optimizer: Optimizer) -> bool:
     """Tell whether a step does what its class says: schedules put a counter of calls around it, and no more."""
     own: Any = vars(optimizer).get("step")
     is_counted = getattr(own, "_wrapped_by_lr_sched", False) and own.__wrapped__ is type(optimizer).step
-    return (own is None or is_counted) and not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks
+    behind = [hook for hook in _global_optimizer_post_hooks.values() if hook is not optimizer_has_stepped]
+    return (own is None or is_counted) and not _global_optimizer_pre_hooks and not behind
 
 
 def _is_decoupled(group: dict[str, Any]) -> bool:

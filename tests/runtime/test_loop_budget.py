@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import autotuner
 import autotuner.runtime.built_steps
 from autotuner.errors import BudgetError, InputError, TunedWarning
 from autotuner.runtime import loop_budget
+from autotuner.runtime.one_pass_updates import is_known
 from autotuner.runtime.step_needs import StepNeeds
 from tests.runtime.capture.known import Known
 from tests.runtime.made_up_device import MEMORY, instead_of_the_cpu
@@ -116,6 +118,15 @@ def test_kernels_are_built_once_where_memory_is_kept_and_in_each_step_otherwise(
     again = [stop - start for start, stop in zip(before, after, strict=True)]
     assert again[:2] == [0, 0]
     assert again[2] >= 3  # once or twice for each layer
+
+
+def test_whole_steps_update_in_one_pass_beside_loops_under_a_budget() -> None:
+    loop_budget.loop_budget(1 << 40, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(Layers().parameters())
+    assert is_known(optimizer)
+    hook = register_optimizer_step_post_hook(lambda *_: None)
+    assert not is_known(optimizer)
+    hook.remove()
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
