@@ -24,6 +24,7 @@ from autotuner.ir.kinds import draws
 from autotuner.ir.numerics import CLASSES, Numerics, allowed_classes
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.phrases import some
+from autotuner.runtime.bound_parameters import lying_in
 from autotuner.runtime.capture import Call, CapturedModule, Region
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.checkpointed import repeat_as_drawn, with_checkpoints
@@ -71,13 +72,12 @@ def compile_graph(
             `AUTOTUNER_DATABASE`); "compiler" of the rest: "inductor" (the default), "aot_eager" or "eager"; "graphs":
             whether tuned regions become CUDA graphs (true); "capture": "step" where the caller captures whole steps:
             regions make no graphs of their own then, read their inputs in place, and parameters that one of them reads
-            as one are moved together; "budget": whether the caller's
-            steps have a memory budget, which decides how regions run; "memory_budget": what a training step of the
-            caller's loop may need, in bytes or as in "16GiB", see `optimize`; "budget_bytes": what plans of regions
-            were tuned with, such as 2**30 or "1GiB" (none, for those that were tuned without a budget); "inductor":
-            Inductor's own options; "numerics": the class that plans may be of, "exact" (the default), "8-bit" or
-            "fp8", as of a tuning; "quiet": whether nothing is printed while kernels are built and the rest is compiled
-            (false, or `AUTOTUNER_QUIET`).
+            as one are moved together; "budget": whether the caller's steps have a memory budget, which decides how
+            regions run; "memory_budget": what a training step of the caller's loop may need, in bytes or as in "16GiB",
+            see `optimize`; "budget_bytes": what plans of regions were tuned with, such as 2**30 or "1GiB" (none, for
+            those that were tuned without a budget); "inductor": Inductor's own options; "numerics": the class that
+            plans may be of, "exact" (the default), "8-bit" or "fp8", as of a tuning; "quiet": whether nothing is
+            printed while kernels are built and the rest is compiled (false, or `AUTOTUNER_QUIET`).
 
     Raises:
         InputError: an option that is unknown or not valid.
@@ -289,7 +289,7 @@ def _join(
     given = dict(zip((node for node in graph.nodes if node.op == "placeholder"), example_inputs, strict=True))
     for tuned, nodes in regions:
         plan: RegionPlan = tuned.plan
-        lying = [plan.memory.geometry(port) for port in plan.ports.parameters]
+        lying = lying_in(plan.memory, plan.ports.parameters)
         join_parameters(plan.memory, lying, [given.get(node) for node in nodes])
 
 

@@ -39,7 +39,7 @@ class BoundParameters:
 
     def __init__(self, plan: MemoryPlan, boundary: Ports, ports: Sequence[Port], graphs: Switch) -> None:
         self._plan, self._boundary, self._ports, self._graphs = plan, boundary, ports, graphs
-        self.lying = [plan.geometry(port) for port in ports]
+        self.lying = lying_in(plan, ports)
         self.memory = []
         self.is_bound = False
         self.device: torch.device | None = None
@@ -142,6 +142,11 @@ class BoundInTurn:
                     self._left.append(self.last.memory)
             self.last.bind(current, device)
             return self.last.pool
+
+
+def lying_in(plan: MemoryPlan, ports: Sequence[Port]) -> list[Geometry]:
+    """Return where a plan has each parameter, in the order of the ports."""
+    return [plan.geometry(port) for port in ports]
 
 
 def copied_buffers(lying: Sequence[Geometry], current: Sequence[Tensor]) -> frozenset[int]:

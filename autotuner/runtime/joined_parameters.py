@@ -38,12 +38,11 @@ def join_parameters(plan: MemoryPlan, lying: Sequence[Geometry], parameters: Seq
     moved = 0
     for number, found in members.items():
         own = [(lies, parameter) for lies, parameter in found if parameter is not None and _may_move(lies, parameter)]
-        if len({id(parameter) for _, parameter in own}) < max(2, len(found)) or not copied_buffers(
-            *zip(*own, strict=True)
-        ):
-            continue
         buffer = plan.buffers[number]
-        if sum(parameter.nbytes for _, parameter in own) != buffer.size_bytes:
+        are_apart = len({id(parameter) for _, parameter in own}) == len(found) > 1
+        if not are_apart or sum(parameter.nbytes for _, parameter in own) != buffer.size_bytes:
+            continue
+        if not copied_buffers(*zip(*own, strict=True)):
             continue
         with torch.no_grad():
             base = torch.empty(buffer.elements, dtype=own[0][1].dtype, device=own[0][1].device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from autotuner.ir.kinds import draws
 from autotuner.ir.numerics import CLASSES, Numerics
-from autotuner.runtime.bound_parameters import copied_buffers
+from autotuner.runtime.bound_parameters import copied_buffers, lying_in
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
@@ -246,8 +246,8 @@ class HeldCall:
 
 def _copied_bytes(plan: RegionPlan, parameters: Sequence[Tensor]) -> int:
     """Return the bytes of copies of parameters that do not lie as planned."""
-    lying = [plan.memory.geometry(port) for port in plan.ports.parameters]
-    return sum(plan.memory.buffers[number].size_bytes for number in copied_buffers(lying, parameters))
+    copied = copied_buffers(lying_in(plan.memory, plan.ports.parameters), parameters)
+    return sum(plan.memory.buffers[number].size_bytes for number in copied)
 
 
 def _handed(region: TunedRegion) -> Any:
