@@ -60,7 +60,7 @@ class LoopBudget:
         self._runtime = device_runtime(device)
         self._steps: WeakKeyDictionary[Callable[..., Any], _LoopSteps] = WeakKeyDictionary()
         self._open: _LoopSteps | None = None
-        self._stepped: list[Optimizer] = []
+        self._stepped: WeakSet[Optimizer] = WeakSet()
 
     def runs(self, graph: Callable[..., Any], parameters: Iterable[nn.Parameter]) -> Callable[..., Any]:
         """Return a compiled graph that runs within the budget.
@@ -98,7 +98,7 @@ class LoopBudget:
             each.reads_any(group["params"]) for each in self._steps.values() for group in optimizer.param_groups
         ):
             return
-        self._stepped.append(optimizer)
+        self._stepped.add(optimizer)
         if not steps.is_known:
             steps.optimizers.add(optimizer)
         elif steps.optimizers.issubset(self._stepped):
@@ -114,7 +114,7 @@ class LoopBudget:
             own.budget.begin(
                 standing_bytes=sum(each.grad.nbytes for each in self._parameters() if each.grad is not None)
             )
-            self._open, self._stepped = own, []
+            self._open, self._stepped = own, WeakSet()
         steps = self._open
         try:
             with steps.budget.under_way():

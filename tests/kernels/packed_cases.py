@@ -149,6 +149,9 @@ def masks_differ(case: Case, device: str) -> int:
 def errors(case: Case, dtype: torch.dtype, device: str, tiles: PackedTiles | None = None) -> dict[str, float]:
     """Return the largest errors of the output and the gradients, as shares of the largest value, against float64.
 
+    Of a bias, whose gradient is a sum over all places, they are shares of the root of what is squared and added up,
+    where that is more: one that is the same everywhere changes nothing, and its gradient is 0 but for rounding.
+
     Args:
         tiles: those by default where it is None.
     """
@@ -179,13 +182,14 @@ def errors(case: Case, dtype: torch.dtype, device: str, tiles: PackedTiles | Non
         assert not torch.equal(mask[0], mask[1])
         weights = weights * mask / (1 - case.p)
     wanted = weights @ wide[2].repeat_interleave(HEADS // case.shared, 0)
-    of_inputs = torch.autograd.grad(wanted, wide, gradient.double())
+    of_inputs = torch.autograd.grad(wanted, wide, gradient.double(), retain_graph=True)
+    names = ("out", "query", "key", "value", "bias")[: len(found) + 1]
+    sizes = {name: other.abs().max().clamp(min=1.0) for name, other in zip(names, (wanted, *of_inputs), strict=True)}
+    if bias is not None:
+        (of_scores,) = torch.autograd.grad(wanted, scores, gradient.double(), retain_graph=True)
+        (squares,) = torch.autograd.grad(scores, wide[-1], of_scores.square())
+        sizes["bias"] = torch.maximum(sizes["bias"], squares.max().sqrt())
     return {
-        name: float((mine.double() - other).abs().max() / other.abs().max().clamp(min=1.0))
-        for name, mine, other in zip(
-            ("out", "query", "key", "value", "bias")[: len(found) + 1],
-            (out, *found),
-            (wanted.detach(), *of_inputs),
-            strict=True,
-        )
+        name: float((mine.double() - other).abs().max() / sizes[name])
+        for name, mine, other in zip(names, (out, *found), (wanted, *of_inputs), strict=True)
     }

@@ -60,7 +60,8 @@ def sets_of(graph: Graph) -> dict[tuple[str, ...], Subgraph]:
     file = space_file("cuda")
     for cover in covers(graph, tuple(file.kernels), file.max_operators):
         if "cupy_rows" in cover.kernels:
-            subgraph = graph.subgraph([named[name] for name in cover.operators], cover.inputs, cover.outputs)
+            members = [named[name] for name in cover.recomputed + cover.operators]
+            subgraph = graph.subgraph(members, cover.inputs, cover.outputs)
             if max(len(t.extents) for t in subgraph.tensors) < 4:
                 found[subgraph.kinds] = subgraph
     return found

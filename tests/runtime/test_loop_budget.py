@@ -1,8 +1,10 @@
 """Memory budgets of ordinary loops: what their steps compute, need and say."""
 
+import gc
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -83,6 +85,20 @@ def test_steps_of_a_loop_compute_the_same_under_any_budget_and_need_what_is_pred
         assert 0 < needs.measured_bytes <= budget
         assert abs(needs.predicted_bytes / needs.measured_bytes - 1) <= OFF
     assert needs.repeating > 0
+
+
+def test_a_budget_holds_no_model_and_no_optimizer_behind_their_last_step() -> None:
+    made: list[ref[object]] = []
+
+    def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+        own = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        made.extend([ref(model), ref(own)])
+        return [own]
+
+    looped(Layers(), "1GiB", optimizers=optimizers)
+    torch._dynamo.reset()
+    gc.collect()
+    assert [each() for each in made] == [None, None]
 
 
 def test_a_budget_for_which_memory_cannot_be_kept_has_it_taken_anew_in_each_step() -> None:
