@@ -88,7 +88,7 @@ class StepBudget:
         self._meter: MemoryMeter | None = None
         self._lean: StepLog | None = None
         self._begun: WeakKeyDictionary[Any, HasWays] = WeakKeyDictionary()
-        self._scratch_bytes = self._base_bytes = self._lean_bytes = 0
+        self._scratch_bytes = self._base_bytes = self._lean_bytes = self._keeping_bytes = 0
         self._is_built = self._is_checked = False
         self.repeats = 0
         self.needs: StepNeeds | None = None
@@ -375,6 +375,7 @@ class StepBudget:
 
     def _keep_nothing(self) -> None:
         """Have regions take their memory anew in each step, and build their kernels on it; measure that from anew."""
+        self._keeping_bytes = self._least_bytes()
         self._keeps, self._stage, self._fitting = False, _Stage.LEAN, None
         self.give_up()
 
@@ -389,5 +390,5 @@ class StepBudget:
         self.needs = StepNeeds(
             self.budget_bytes, self._lean_bytes, self._lean.predicted_bytes(ways), 0, 0, len(ways),
             sum(way.repeats for way in ways.values()), sum(region.fastest.time_us for region in ways),
-            sum(way.time_us for way in ways.values()), inexact,
+            sum(way.time_us for way in ways.values()), inexact, self._keeping_bytes,
         )  # fmt: skip

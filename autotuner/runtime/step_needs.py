@@ -20,6 +20,8 @@ class StepNeeds:
         regions, repeating: how many regions there are, and how many of them run their forward again in backward.
         least_us, time_us: what all regions take at their fastest, and as they run now.
         inexact: numerics classes in which regions save activations, each with how many of them do.
+        keeping_bytes: a budget too small to keep memory from step to step has kernels built anew in each one, which is
+            slow; this one is enough. 0 where nothing is built anew.
     """
 
     budget_bytes: int
@@ -32,6 +34,7 @@ class StepNeeds:
     least_us: float
     time_us: float
     inexact: tuple[tuple[Numerics, int], ...] = ()
+    keeping_bytes: int = 0
 
     @property
     def narrow(self) -> int:
@@ -47,9 +50,10 @@ class StepNeeds:
         slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
         saving = "".join(f", {CLASSES[numerics].regions.format(count)}" for numerics, count in self.inexact)
         told = f"{binary(self.most_bytes)} measured" if self.most_bytes else f"{binary(self.predicted_bytes)} predicted"
+        anew = f"; with {binary(self.keeping_bytes)}, kernels need not be built anew in each step"
         return (
             f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
-            f"regions run their forward again in backward{saving}{slower}"
+            f"regions run their forward again in backward{saving}{slower}{anew if self.keeping_bytes else ''}"
         )
 
 

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import autotuner
 import autotuner.runtime.built_steps
 from autotuner.errors import BudgetError, InputError, TunedWarning
+from autotuner.plan.phrases import binary
 from autotuner.runtime import loop_budget
 from autotuner.runtime.one_pass_updates import is_known
 from autotuner.runtime.step_needs import StepNeeds
@@ -129,7 +130,10 @@ def test_kernels_are_built_once_where_memory_is_kept_and_in_each_step_otherwise(
     counts: list[int] = []
     for budget in ("1GiB", budget_between(most, 0.3)):
         looped(Layers(), budget, between=note)
-    looped(Layers(), int(LESS * most.least_bytes), between=note)
+    _, (least,) = looped(Layers(), int(LESS * most.least_bytes), between=note)
+    assert most.keeping_bytes == 0
+    assert least.keeping_bytes == pytest.approx(most.least_bytes, rel=OFF)
+    assert str(least).endswith(f"; with {binary(least.keeping_bytes)}, kernels need not be built anew in each step")
     before, after = counts[::2], counts[1::2]
     again = [stop - start for start, stop in zip(before, after, strict=True)]
     assert again[:2] == [0, 0]
