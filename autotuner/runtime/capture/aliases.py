@@ -31,10 +31,11 @@ VIEWS = frozenset(f"{_RESHAPED} {_MOVED} {_TAKEN} {_OTHERS}".split())
 class Contexts:
     """The autocast contexts of each node, and whether gradients are recorded there."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, within: Iterable[fx.Node] = ()) -> None:
+        """Follow a graph; `within`: the contexts that its call is in, where it is a body."""
         self.autocast: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.unrecorded: set[fx.Node] = set()
-        entered: dict[fx.Node, None] = {}
+        entered: dict[fx.Node, None] = dict.fromkeys(within)
         recording = True
         for node in graph.nodes:
             if node.target is AUTOCAST[0]:

@@ -13,6 +13,7 @@ from torch import fx
 from torch._functorch import config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, noop_context_fn
 
+from autotuner.runtime.capture.aliases import Contexts
 from autotuner.runtime.capture.region_model import Region
 from autotuner.runtime.capture.rewriting import Call, Captured
 from autotuner.runtime.capture.selective import CONTEXTS, told_of_policies
@@ -32,7 +33,7 @@ class CapturedModule:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self._bodies = {body: Captured(body.graph, is_unit=True) for body in _bodies(module)}
+        self._bodies = {body: Captured(body.graph, is_unit=True, within=within) for body, within in _bodies(module)}
         self._whole = Captured(module.graph)
         inside = [region for body in self._bodies.values() for region in body.regions]
         counts = Counter(region.key for region in inside)
@@ -89,9 +90,11 @@ class CapturedModule:
         return placed
 
 
-def _bodies(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """Yield what a graph checkpoints with gradients, and what that checkpoints."""
-    recording, seen = True, set()
+def _bodies(
+    module: fx.GraphModule, within: tuple[fx.Node, ...] = ()
+) -> Iterator[tuple[fx.GraphModule, tuple[fx.Node, ...]]]:
+    """Yield what a graph checkpoints with gradients, and what that checkpoints, with the contexts of autocast there."""
+    recording, seen, where = True, set(), Contexts(module.graph, within)
     for node in module.graph.nodes:
         if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
             recording = bool(node.args[0])
@@ -99,8 +102,8 @@ def _bodies(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
             body = getattr(module, str(node.args[0].target), None)
             if isinstance(body, fx.GraphModule) and body not in seen:
                 seen.add(body)
-                yield body
-                yield from _bodies(body)
+                yield body, where.autocast[node]
+                yield from _bodies(body, where.autocast[node])
 
 
 def repeat_as_drawn(call: fx.Node) -> None:
@@ -119,7 +122,7 @@ def with_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
 
     Torch leaves that to compilers which draw numbers from a seed.
     """
-    for each in (module, *_bodies(module)):
+    for each in (module, *(body for body, _ in _bodies(module))):
         for node in each.graph.nodes:
             if node.target is torch.ops.higher_order.tag_activation_checkpoint:
                 node.target = _checkpoint

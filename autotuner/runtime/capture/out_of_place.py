@@ -24,8 +24,12 @@ from autotuner.runtime.capture.calls import EXAMPLE
 from autotuner.runtime.capture.changed_in_place import changed_in_place, storages_of
 
 
-def out_of_place(graph: fx.Graph) -> dict[int, str]:
-    """Rewrite updates in place, and return the storages that are changed in place still, each with the reason."""
+def out_of_place(graph: fx.Graph, within: Iterable[fx.Node] = ()) -> dict[int, str]:
+    """Rewrite updates in place, and return the storages that are changed in place still, each with the reason.
+
+    Args:
+        within: contexts of autocast that the graph's call is in, where it is a body.
+    """
     changed = changed_in_place(graph)
     if not changed:
         return {}
@@ -33,7 +37,7 @@ def out_of_place(graph: fx.Graph) -> dict[int, str]:
     for node in graph.nodes:
         for storage in storages_of(node) & changed:
             of_storage[storage].append(node)
-    where = Contexts(graph)
+    where = Contexts(graph, within)
     reasons: dict[int, str] = {}
     for storage, nodes in of_storage.items():
         try:

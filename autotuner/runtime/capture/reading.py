@@ -46,8 +46,9 @@ class GraphReading:
         order: the place of each of them.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self._changed = out_of_place(graph)
+    def __init__(self, graph: fx.Graph, within: Iterable[fx.Node] = ()) -> None:
+        """Read a graph; `within`: the contexts of autocast that its call is in, where it is a body."""
+        self._changed = out_of_place(graph, within)
         gather_bounds(graph, self._is_changed)
         self.graph = graph
         self.nodes = list(graph.nodes)
@@ -61,7 +62,7 @@ class GraphReading:
         self._factories: dict[fx.Node, Deferred] = {}
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments = Fragments()
-        self._autocast: dict[fx.Node, torch.autocast] = {}
+        self._autocast = {node: _autocast_of(node) for node in within}
         self._constants = Constants(self.order, self._is_changed)
         self._read()
 
@@ -113,7 +114,7 @@ class GraphReading:
     def _is_autocast(self, node: fx.Node) -> bool:
         """Say whether a node enters or leaves a context of autocast, and follow it there."""
         if node.target is AUTOCAST[0]:
-            self._autocast[node] = torch.autocast(*node.args, **node.kwargs)  # type: ignore[arg-type]
+            self._autocast[node] = _autocast_of(node)
         elif node.target is AUTOCAST[1]:
             self._autocast.pop(node.args[0], None)  # type: ignore[arg-type]
         return node.target in AUTOCAST
@@ -270,6 +271,10 @@ def _is_as_it_comes(view: View) -> bool:
     own = [whole(dim) for dim in view.tensor.dims]
     seen = [whole(dim) for dim in view.dims]
     return not view.fixed and len(own) >= 2 and len(seen) >= 2 and own[-2:] == seen[-2:]
+
+
+def _autocast_of(entering: fx.Node) -> torch.autocast:
+    return torch.autocast(*entering.args, **entering.kwargs)  # type: ignore[arg-type]
 
 
 def _parts(value: Any) -> list[Any]:

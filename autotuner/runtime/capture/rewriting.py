@@ -1,6 +1,6 @@
 """Regions in a graph of dynamo's: which there are, and calls in place of the nodes that they stand for."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -30,10 +30,15 @@ class Captured:
         refused: why a node is torch's, or the region that it is in.
     """
 
-    def __init__(self, graph: fx.Graph, *, is_unit: bool = False) -> None:
-        """Read a graph; `is_unit`: it is one of several like it, and a region where nothing in it repeats."""
+    def __init__(self, graph: fx.Graph, *, is_unit: bool = False, within: Iterable[fx.Node] = ()) -> None:
+        """Read a graph.
+
+        Args:
+            is_unit: it is one of several like it, and a region where nothing in it repeats.
+            within: the contexts of autocast that its call is in, where it is a body.
+        """
         self.graph = graph
-        self._reading = GraphReading(graph)
+        self._reading = GraphReading(graph, within)
         self._reading.split_alike()
         self._roots = [
             node for node in graph.nodes

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from autotuner.space.fusion import stack_groups
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
@@ -127,10 +128,24 @@ class Partly(nn.Module):
         return y
 
 
+class Checkpointing(Partly):
+    """The same three layers, each of which is checkpointed in its context."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", LOW):
+            x = checkpoint(self.layers[0], x, use_reentrant=False)
+            x = torch.cos(self.between(x))
+            with torch.autocast("cpu", enabled=False):
+                x = checkpoint(self.layers[1], x.float(), use_reentrant=False)
+        y: Tensor = checkpoint(self.layers[2], x, use_reentrant=False)
+        return y
+
+
 @pytest.mark.slow
-def test_each_part_of_a_model_has_the_types_of_its_own_context() -> None:
+@pytest.mark.parametrize("make", [Partly, Checkpointing])
+def test_each_part_of_a_model_has_the_types_of_its_own_context(make: type[Partly]) -> None:
     torch.manual_seed(0)
-    model, x, weights = Partly(), torch.randn(2, LENGTH, 32), torch.randn(2, LENGTH, 32)
+    model, x, weights = make(), torch.randn(2, LENGTH, 32), torch.randn(2, LENGTH, 32)
     compilation = Compilation(model, compiler="aot_eager")
 
     def wide(called: Any) -> Tensor:
