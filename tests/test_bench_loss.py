@@ -49,11 +49,14 @@ def test_without_dropout_the_page_compares_each_step_with_eager_s() -> None:
     assert "Layer to layer: 18 of 20 steps were replayed" in page
 
 
-def test_layer_to_layer_trains_as_eager_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("side", "options"), [("layer to layer", ["--micro-batch", "2"]), ("packed", ["--tuning-seconds", "0"])]
+)
+def test_other_sides_train_as_eager_does(side: str, options: list[str], tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts/bench_loss"), "--model", "gpt2", "--steps", "4", "--seeds", "1",
                "--width", "32", "--layers", "2", "--length", "8", "--rows", "4", "--dropout", "0", "--compiler",
-               "eager", "--side", "layer to layer", "--micro-batch", "2", "--output", str(tmp_path)]  # fmt: skip
+               "eager", "--side", side, *options, "--output", str(tmp_path)]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
-    (run,) = json.loads((tmp_path / "bench_loss_gpt2_cpu_layer_to_layer.json").read_text())["runs"]
+    (run,) = json.loads((tmp_path / f"bench_loss_gpt2_cpu_{side.replace(' ', '_')}.json").read_text())["runs"]
     assert len(run["eager"]["losses"]) == 4
-    assert run["layer to layer"]["losses"] == pytest.approx(run["eager"]["losses"], abs=2e-4)
+    assert run[side]["losses"] == pytest.approx(run["eager"]["losses"], abs=2e-4)
