@@ -34,6 +34,11 @@ LEANER = 0.8
 """Of the fastest plan's peak: a budget within which exact plans are slower."""
 
 
+@pytest.fixture(autouse=True)
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotuner.tuner.peak_search.CALLS", (4, 4))  # a plan within a budget is enough, not the best one
+
+
 def tuned(of: Model, numerics: Numerics, budget_bytes: int | None = None) -> Configuration:
     """Return a model's plan by made-up times; conversions to 8 bits and back take least."""
     space = build_space(training_graph(of.graph()), FEW, saving=budget_bytes is not None, numerics=numerics)
