@@ -14,6 +14,7 @@ from torch._functorch import config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, noop_context_fn
 
 from autotuner.runtime.capture.aliases import Contexts
+from autotuner.runtime.capture.reading import unknown_context
 from autotuner.runtime.capture.region_model import Region
 from autotuner.runtime.capture.rewriting import Call, Captured
 from autotuner.runtime.capture.selective import CONTEXTS, told_of_policies
@@ -33,7 +34,8 @@ class CapturedModule:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self._bodies = {body: Captured(body.graph, is_unit=True, within=within) for body, within in _bodies(module)}
+        bodies = [] if unknown_context(module.graph) else _bodies(module)
+        self._bodies = {body: Captured(body.graph, is_unit=True, within=within) for body, within in bodies}
         self._whole = Captured(module.graph)
         inside = [region for body in self._bodies.values() for region in body.regions]
         counts = Counter(region.key for region in inside)

@@ -71,9 +71,8 @@ class GraphReading:
         return self._reader.operations
 
     def _read(self) -> None:
-        named = (name_of(node) for node in self.graph.nodes if node.target not in AUTOCAST)
-        entered = next((name for name in named if name.startswith(CONTEXTS)), None)
-        if entered is not None:
+        entered = unknown_context(self.graph)
+        if entered:
             reason = f"{entered}: the model computes in a context that is not known"
             self.reasons[reason] += 1
             self.refused = dict.fromkeys(self.graph.nodes, reason)
@@ -271,6 +270,12 @@ def _is_as_it_comes(view: View) -> bool:
     own = [whole(dim) for dim in view.tensor.dims]
     seen = [whole(dim) for dim in view.dims]
     return not view.fixed and len(own) >= 2 and len(seen) >= 2 and own[-2:] == seen[-2:]
+
+
+def unknown_context(graph: fx.Graph) -> str:
+    """Return what enters or leaves a context of which nothing is known here, "" where nothing does."""
+    named = (name_of(node) for node in graph.nodes if node.target not in AUTOCAST)
+    return next((name for name in named if name.startswith(CONTEXTS)), "")
 
 
 def _autocast_of(entering: fx.Node) -> torch.autocast:
