@@ -93,6 +93,32 @@ def test_a_checkpoint_inside_of_a_model_runs_tuned_regions_as_often_as_it_says(c
     assert [region.calls for region in compilation.regions] == [runs + 2] * 4
 
 
+class Widths(nn.Module):
+    """Layers of one family, of several widths."""
+
+    def __init__(self, *, checkpoints: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.checkpoints = checkpoints
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, width), nn.GELU(), nn.Linear(width, 16)) for width in (32, 48)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + (checkpoint(layer, x, use_reentrant=False) if self.checkpoints else layer(x))
+        return x
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_layers_of_several_widths_are_regions_checkpointed_or_not(*, checkpoints: bool) -> None:
+    model, x = Widths(checkpoints=checkpoints).double(), torch.randn(2, 5, 16).double()
+    compilation = Compilation(model, compiler="eager")
+    found = gradients(model, lambda called: called(x).square().sum(), compilation.model)
+    assert_equal(found, gradients(model, lambda called: called(x).square().sum()), EXACT)
+    assert [region.calls for region in compilation.regions] == [1 + checkpoints] * 2
+
+
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_regions_of_checkpoints_one_behind_the_other_have_the_memory_of_one_checkpoint(p: float) -> None:
     """Backward begins with the forward of the last checkpoint, from what the one before has handed on."""
