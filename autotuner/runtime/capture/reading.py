@@ -177,7 +177,8 @@ class GraphReading:
         fragment = self._fragments.of(node, given, tuple(self._autocast.values()))
         if fragment is None:
             raise UnknownError("torch cannot trace it by itself")
-        rules = FragmentRules(fragment, self._reader, self._calls, self._is_read_elsewhere, bool(self._autocast))
+        casts = any(each._enabled for each in self._autocast.values())
+        rules = FragmentRules(fragment, self._reader, self._calls, self._is_read_elsewhere, casts)
         found = rules.value(*(self.value_of(each) for each in given))
         check_example(found, node.meta.get(EXAMPLE))
         return found

@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,6 +162,37 @@ def test_each_part_of_a_model_has_the_types_of_its_own_context(make: type[Partly
     assert [{tensor.dtype for tensor in graph.tensors.values()} for graph in found] == [
         {"float32", "bfloat16"}, {"float32"}, {"float32"},
     ]  # fmt: skip
+
+
+class Choosing(nn.Module):
+    """Layers that choose one of two rows by a list, all of them in a context."""
+
+    def __init__(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.context = context
+        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(16, 32), nn.Linear(16, 16)]) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.context():
+            for up, down in self.layers:  # type: ignore[misc]
+                x = x + down(F.gelu(up(x).view(2, LENGTH, 2, 16)[:, :, [1]].squeeze(2)))
+        return x
+
+
+@pytest.mark.slow
+def test_a_context_in_which_autocast_is_off_changes_nothing_that_is_read() -> None:
+    x, weights = torch.randn(2, LENGTH, 16), torch.randn(2, LENGTH, 16)
+    found = []
+    for context in (nullcontext, partial(torch.autocast, "cpu", enabled=False)):
+        model = Choosing(context)
+        compilation = Compilation(model, compiler="aot_eager")
+        gradients(model, summed(x, weights), compilation.model)
+        graphs = [region.plan.configuration.graph() for region in compilation.regions]
+        found.append([[operator.kind for operator in graph.operators] for graph in graphs])
+    assert len(found[0]) == 2
+    assert "program" in found[0][0]
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
