@@ -36,7 +36,7 @@ LEANER = 0.8
 
 @pytest.fixture(autouse=True)
 def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotuner.tuner.peak_search.CALLS", (4, 4))  # a plan within a budget is enough, not the best one
+    monkeypatch.setattr("autotuner.tuner.peak_search.CALLS", (4, 4))  # not the best plans, any that fit
 
 
 def tuned(of: Model, numerics: Numerics, budget_bytes: int | None = None) -> Configuration:

@@ -171,12 +171,15 @@ class Choosing(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.context = context
-        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(16, 32), nn.Linear(16, 16)]) for _ in range(2))
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(16, 32), "down": nn.Linear(16, 16)}) for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         with self.context():
-            for up, down in self.layers:  # type: ignore[misc]
-                x = x + down(F.gelu(up(x).view(2, LENGTH, 2, 16)[:, :, [1]].squeeze(2)))
+            for layer in self.layers:
+                two = layer["up"](x).view(2, LENGTH, 2, 16)  # type: ignore[index]
+                x = x + layer["down"](F.gelu(two[:, :, [1]].squeeze(2)))  # type: ignore[index]
         return x
 
 
