@@ -14,7 +14,6 @@ from torch._functorch import config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, noop_context_fn
 
 from autotuner.runtime.capture.aliases import Contexts
-from autotuner.runtime.capture.layers import siblings_of
 from autotuner.runtime.capture.reading import unknown_context
 from autotuner.runtime.capture.region_model import Region
 from autotuner.runtime.capture.rewriting import Call, Captured
@@ -40,11 +39,15 @@ class CapturedModule:
         self._whole = Captured(module.graph)
         inside = [region for body in self._bodies.values() for region in body.regions]
         counts = Counter(region.key for region in inside)
-        siblings = siblings_of(operation for region in inside for operation in region.cut.operations)
+        bodies_of = Counter(family for body in self._bodies.values() for family in _families(body.regions))
         self.regions: list[Region] = [
             *self._whole.regions,
-            *(each for each in inside if counts[each.key] > 1 or _has_attention(each) or _is_of(each, siblings)),
-        ]
+            *(
+                each for each in inside
+                if counts[each.key] > 1 or _has_attention(each)
+                or any(bodies_of[family] > 1 for family in _families([each]))
+            ),
+        ]  # fmt: skip
         graphs = (self._whole, *self._bodies.values())
         self.nodes = sum(each.nodes for each in graphs)
 
@@ -139,9 +142,10 @@ def _checkpoint(body: fx.GraphModule, *given: Any, **options: Any) -> Any:
     return checkpoint(body, *given, **options | {"use_reentrant": False, "context_fn": contexts})
 
 
-def _is_of(region: Region, siblings: Mapping[tuple[str, str], int]) -> bool:
-    """Say whether a region is of a layer that has siblings, by how many layers each family has."""
-    return any(siblings[layer.kin] > 1 for operation in region.cut.operations for layer in operation.layers)
+def _families(regions: Iterable[Region]) -> set[tuple[str, str]]:
+    """Return the families of the layers that regions are of; a family with several bodies repeats."""
+    operations = (operation for region in regions for operation in region.cut.operations)
+    return {layer.kin for operation in operations for layer in operation.layers}
 
 
 def _has_attention(region: Region) -> bool:

@@ -96,12 +96,12 @@ def test_a_checkpoint_inside_of_a_model_runs_tuned_regions_as_often_as_it_says(c
 class Widths(nn.Module):
     """Layers of one family, of several widths."""
 
-    def __init__(self, *, checkpoints: bool) -> None:
+    def __init__(self, *widths: int, checkpoints: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.checkpoints = checkpoints
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, width), nn.GELU(), nn.Linear(width, 16)) for width in (32, 48)
+            nn.Sequential(nn.LayerNorm(16), nn.Linear(16, width), nn.GELU(), nn.Linear(width, 16)) for width in widths
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,12 +111,15 @@ class Widths(nn.Module):
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
-def test_layers_of_several_widths_are_regions_checkpointed_or_not(*, checkpoints: bool) -> None:
-    model, x = Widths(checkpoints=checkpoints).double(), torch.randn(2, 5, 16).double()
+@pytest.mark.parametrize(("widths", "tuned"), [((32, 48), 2), ((32,), 0)])
+def test_layers_of_several_widths_are_regions_checkpointed_or_not(
+    widths: tuple[int, ...], tuned: int, *, checkpoints: bool
+) -> None:
+    model, x = Widths(*widths, checkpoints=checkpoints).double(), torch.randn(2, 5, 16).double()
     compilation = Compilation(model, compiler="eager")
     found = gradients(model, lambda called: called(x).square().sum(), compilation.model)
     assert_equal(found, gradients(model, lambda called: called(x).square().sum()), EXACT)
-    assert [region.calls for region in compilation.regions] == [1 + checkpoints] * 2
+    assert [region.calls for region in compilation.regions] == [1 + checkpoints] * tuned
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
