@@ -21,7 +21,7 @@ class StepNeeds:
         least_us, time_us: what all regions take at their fastest, and as they run now.
         inexact: numerics classes in which regions save activations, each with how many of them do.
         keeping_bytes: a budget too small to keep memory from step to step has kernels built anew in each one, which is
-            slow; this one is enough. 0 where nothing is built anew.
+            slow; this one is enough. 0 where memory is kept, or no budget would have it kept.
     """
 
     budget_bytes: int

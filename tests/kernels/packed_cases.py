@@ -149,8 +149,8 @@ def masks_differ(case: Case, device: str) -> int:
 def errors(case: Case, dtype: torch.dtype, device: str, tiles: PackedTiles | None = None) -> dict[str, float]:
     """Return the largest errors of the output and the gradients, as shares of the largest value, against float64.
 
-    Of a bias, whose gradient is a sum over all places, they are shares of the root of what is squared and added up,
-    where that is more: one that is the same everywhere changes nothing, and its gradient is 0 but for rounding.
+    A bias that is the same everywhere changes nothing, and its gradient is 0 but for rounding: its errors are shares of
+    the root of the squares of what is added up.
 
     Args:
         tiles: those by default where it is None.
@@ -185,7 +185,7 @@ def errors(case: Case, dtype: torch.dtype, device: str, tiles: PackedTiles | Non
     of_inputs = torch.autograd.grad(wanted, wide, gradient.double(), retain_graph=True)
     names = ("out", "query", "key", "value", "bias")[: len(found) + 1]
     sizes = {name: other.abs().max().clamp(min=1.0) for name, other in zip(names, (wanted, *of_inputs), strict=True)}
-    if bias is not None:
+    if case.reach == 0:
         (of_scores,) = torch.autograd.grad(wanted, scores, gradient.double(), retain_graph=True)
         (squares,) = torch.autograd.grad(scores, wide[-1], of_scores.square())
         sizes["bias"] = torch.maximum(sizes["bias"], squares.max().sqrt())

@@ -49,6 +49,11 @@ class Contexts:
                 self.unrecorded.add(node)
 
 
+def autocast_of(entering: fx.Node) -> torch.autocast:
+    """Return the context that a node enters."""
+    return torch.autocast(*entering.args, **entering.kwargs)  # type: ignore[arg-type]
+
+
 @dataclass(eq=False)
 class Change:
     """A change in place.
@@ -257,7 +262,7 @@ def called_example(function: Any, args: Any, kwargs: Any, autocast: Iterable[fx.
     args, kwargs = map_arg((args, kwargs), like_example)
     with ExitStack() as entered:
         for each in autocast:
-            entered.enter_context(torch.autocast(*each.args, **each.kwargs))  # type: ignore[arg-type]
+            entered.enter_context(autocast_of(each))
         if isinstance(function, str):
             return getattr(args[0], function)(*args[1:], **kwargs)
         return function(*args, **kwargs)

@@ -101,11 +101,9 @@ def _bodies(
     module: fx.GraphModule, within: tuple[fx.Node, ...] = ()
 ) -> Iterator[tuple[fx.GraphModule, tuple[fx.Node, ...]]]:
     """Yield what a graph checkpoints with gradients, and what that checkpoints, with the contexts of autocast there."""
-    recording, seen, where = True, set(), Contexts(module.graph, within)
+    seen, where = set(), Contexts(module.graph, within)
     for node in module.graph.nodes:
-        if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
-            recording = bool(node.args[0])
-        if node.target is torch.ops.higher_order.tag_activation_checkpoint and recording:
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint and node not in where.unrecorded:
             body = getattr(module, str(node.args[0].target), None)
             if isinstance(body, fx.GraphModule) and body not in seen:
                 seen.add(body)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
-from autotuner.runtime.capture.aliases import AUTOCAST
+from autotuner.runtime.capture.aliases import AUTOCAST, Contexts, autocast_of
 from autotuner.runtime.capture.axes import UnknownError, fresh, whole
 from autotuner.runtime.capture.calls import EXAMPLE, is_node
 from autotuner.runtime.capture.changed_in_place import name_of, storages_of
@@ -62,7 +62,7 @@ class GraphReading:
         self._factories: dict[fx.Node, Deferred] = {}
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments = Fragments()
-        self._autocast = {node: _autocast_of(node) for node in within}
+        self._contexts = Contexts(graph, within)
         self._constants = Constants(self.order, self._is_changed)
         self._read()
 
@@ -77,16 +77,13 @@ class GraphReading:
             self.reasons[reason] += 1
             self.refused = dict.fromkeys(self.graph.nodes, reason)
             return
-        recording = True
         for node in self.graph.nodes:
-            if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
-                recording = bool(node.args[0])
-            if node.op not in ("call_function", "call_method") or self._is_autocast(node):
+            if node.op not in ("call_function", "call_method") or node.target in AUTOCAST:
                 continue
             self._reader.place = self._reader.place_read = self.order[node]
             mark = self._reader.mark()
             try:
-                if not recording:
+                if node in self._contexts.unrecorded:
                     raise UnknownError("it runs without gradients inside of a forward that has them")
                 self.values[node] = self._value(node)
                 for value in _parts(self.values[node]):
@@ -109,14 +106,6 @@ class GraphReading:
             for node in self._nodes_of.get(value, ())
             for user in node.users
         )
-
-    def _is_autocast(self, node: fx.Node) -> bool:
-        """Say whether a node enters or leaves a context of autocast, and follow it there."""
-        if node.target is AUTOCAST[0]:
-            self._autocast[node] = _autocast_of(node)
-        elif node.target is AUTOCAST[1]:
-            self._autocast.pop(node.args[0], None)  # type: ignore[arg-type]
-        return node.target in AUTOCAST
 
     def split_alike(self) -> None:
         """Split axes alike that operators bind to each other, wherever one of them was split later on.
@@ -174,10 +163,11 @@ class GraphReading:
         """Return what a node is, by the calls that it makes of ATen."""
         if len(_devices([node, *given])) > 1:
             raise UnknownError("it has tensors on several devices")
-        fragment = self._fragments.of(node, given, tuple(self._autocast.values()))
+        autocast = [autocast_of(each) for each in self._contexts.autocast[node]]
+        fragment = self._fragments.of(node, given, autocast)
         if fragment is None:
             raise UnknownError("torch cannot trace it by itself")
-        casts = any(each._enabled for each in self._autocast.values())
+        casts = any(each._enabled for each in autocast)
         rules = FragmentRules(fragment, self._reader, self._calls, self._is_read_elsewhere, casts)
         found = rules.value(*(self.value_of(each) for each in given))
         check_example(found, node.meta.get(EXAMPLE))
@@ -277,10 +267,6 @@ def unknown_context(graph: fx.Graph) -> str:
     """Return what enters or leaves a context of which nothing is known here, "" where nothing does."""
     named = (name_of(node) for node in graph.nodes if node.target not in AUTOCAST)
     return next((name for name in named if name.startswith(CONTEXTS)), "")
-
-
-def _autocast_of(entering: fx.Node) -> torch.autocast:
-    return torch.autocast(*entering.args, **entering.kwargs)  # type: ignore[arg-type]
 
 
 def _parts(value: Any) -> list[Any]:

@@ -52,7 +52,7 @@ def _words(model: nn.Module) -> Any:
     embedding = getattr(_original(model), "get_input_embeddings", None)
     try:
         return None if embedding is None else embedding()
-    except NotImplementedError:  # what transformers has for kinds without one
+    except NotImplementedError:  # transformers raises it for models that embed no words
         return None
 
 
