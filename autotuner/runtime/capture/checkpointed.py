@@ -34,9 +34,8 @@ class CapturedModule:
     """
 
     def __init__(self, module: fx.GraphModule) -> None:
-        bodies = [] if unknown_context(module.graph) else _bodies(module)
-        self._bodies = {body: Captured(body.graph, is_unit=True, within=within) for body, within in bodies}
         self._whole = Captured(module.graph)
+        self._bodies = {} if unknown_context(module.graph) else dict(_read_bodies(module, self._whole))
         inside = [region for body in self._bodies.values() for region in body.regions]
         counts = Counter(region.key for region in inside)
         bodies_of = Counter(family for body in self._bodies.values() for family in _families(body.regions))
@@ -97,18 +96,39 @@ class CapturedModule:
         return placed
 
 
-def _bodies(
-    module: fx.GraphModule, within: tuple[fx.Node, ...] = ()
-) -> Iterator[tuple[fx.GraphModule, tuple[fx.Node, ...]]]:
-    """Yield what a graph checkpoints with gradients, and what that checkpoints, with the contexts of autocast there."""
-    seen, where = set(), Contexts(module.graph, within)
+def _read_bodies(
+    module: fx.GraphModule, captured: Captured, within: tuple[fx.Node, ...] = ()
+) -> Iterator[tuple[fx.GraphModule, Captured]]:
+    """Yield what a graph checkpoints with gradients, and what that checkpoints, as read where it is called.
+
+    Args:
+        captured: the graph.
+        within: the contexts of autocast that its call is in.
+    """
+    contexts = Contexts(module.graph, within)
+    for body, calls in _bodies(module).items():
+        recorded = [call for call in calls if call not in contexts.unrecorded]
+        if not recorded:
+            continue
+        inputs = [node for node in body.graph.nodes if node.op == "placeholder"]
+        given = zip(inputs, calls[0].args[1:], strict=False) if len(calls) == 1 else ()
+        values = {place: captured.constant(node) for place, node in given if isinstance(node, fx.Node)}
+        known = {place: value for place, value in values.items() if value is not None}
+        autocast = contexts.autocast[recorded[0]]
+        read = Captured(body.graph, is_unit=True, within=autocast, known=known)
+        yield body, read
+        yield from _read_bodies(body, read, autocast)
+
+
+def _bodies(module: fx.GraphModule) -> dict[fx.GraphModule, list[fx.Node]]:
+    """Return what a graph checkpoints, each with its calls."""
+    found: dict[fx.GraphModule, list[fx.Node]] = {}
     for node in module.graph.nodes:
-        if node.target is torch.ops.higher_order.tag_activation_checkpoint and node not in where.unrecorded:
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             body = getattr(module, str(node.args[0].target), None)
-            if isinstance(body, fx.GraphModule) and body not in seen:
-                seen.add(body)
-                yield body, where.autocast[node]
-                yield from _bodies(body, where.autocast[node])
+            if isinstance(body, fx.GraphModule):
+                found.setdefault(body, []).append(node)
+    return found
 
 
 def repeat_as_drawn(call: fx.Node) -> None:
@@ -127,11 +147,11 @@ def with_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
 
     Torch leaves that to compilers which draw numbers from a seed.
     """
-    for each in (module, *(body for body, _ in _bodies(module))):
-        for node in each.graph.nodes:
-            if node.target is torch.ops.higher_order.tag_activation_checkpoint:
-                node.target = _checkpoint
-        each.recompile()
+    for body, calls in _bodies(module).items():
+        with_checkpoints(body)
+        for call in calls:
+            call.target = _checkpoint
+    module.recompile()
     return module
 
 

@@ -27,10 +27,15 @@ PURE = frozenset(f"{_MAKE} {_COMPARE} {_COMBINE} {_MOVE} {_CAST}".split())
 class Constants:
     """Computes nodes that follow from constants alone, when they are asked for."""
 
-    def __init__(self, order: Mapping[fx.Node, int], is_changed: Callable[[fx.Node], bool]) -> None:
-        """Begin; what some node changes in place is no constant."""
+    def __init__(
+        self,
+        order: Mapping[fx.Node, int],
+        is_changed: Callable[[fx.Node], bool],
+        known: Mapping[fx.Node, Tensor] | None = None,
+    ) -> None:
+        """Begin; what some node changes in place is no constant. Inputs may be, as those of a body: `known`."""
         self._order, self._is_changed = order, is_changed
-        self._known: dict[fx.Node, Any] = {}
+        self._known: dict[fx.Node, Any] = dict(known or {})
 
     def value(self, node: fx.Node) -> Tensor | None:
         """Return a node's value, or None where an input or a parameter has a part in it, or chance."""
@@ -56,7 +61,11 @@ class Constants:
             each = waiting.pop()
             if each in found:
                 continue
-            if not is_pure(each) or _elements(each) > LIMIT or self._is_changed(each):
+            if self._is_changed(each):
+                return None
+            if each in self._known:
+                continue
+            if not is_pure(each) or _elements(each) > LIMIT:
                 return None
             found.add(each)
             waiting += each.all_input_nodes

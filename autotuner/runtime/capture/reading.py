@@ -3,7 +3,7 @@
 import logging
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -46,8 +46,15 @@ class GraphReading:
         order: the place of each of them.
     """
 
-    def __init__(self, graph: fx.Graph, within: Iterable[fx.Node] = ()) -> None:
-        """Read a graph; `within`: the contexts of autocast that its call is in, where it is a body."""
+    def __init__(
+        self, graph: fx.Graph, within: Iterable[fx.Node] = (), known: Mapping[fx.Node, Tensor] | None = None
+    ) -> None:
+        """Read a graph.
+
+        Args:
+            within: the contexts of autocast that its call is in, where it is a body.
+            known: values of inputs, where it is a body and its call has constants for them.
+        """
         self._changed = out_of_place(graph, within)
         gather_bounds(graph, self._is_changed)
         self.graph = graph
@@ -63,7 +70,7 @@ class GraphReading:
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments = Fragments()
         self._contexts = Contexts(graph, within)
-        self._constants = Constants(self.order, self._is_changed)
+        self._constants = Constants(self.order, self._is_changed, known)
         self._read()
 
     @property
@@ -228,6 +235,10 @@ class GraphReading:
             self._outside[node] = TensorValue(dims, dtype, node, parameter)
         tensor = self._outside[node]
         return View(tensor, tensor.dims)
+
+    def constant(self, node: fx.Node) -> Tensor | None:
+        """Return a node's value where it follows from constants alone, None elsewhere."""
+        return self._constants.value(node)
 
     def _mask(self, mask: Any) -> Tensor | None:
         """Return where a mask that is a constant hides nothing, as the node has it that it comes from.

@@ -30,15 +30,22 @@ class Captured:
         refused: why a node is torch's, or the region that it is in.
     """
 
-    def __init__(self, graph: fx.Graph, *, is_unit: bool = False, within: Iterable[fx.Node] = ()) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        *,
+        is_unit: bool = False,
+        within: Iterable[fx.Node] = (),
+        known: Mapping[fx.Node, Tensor] | None = None,
+    ) -> None:
         """Read a graph.
 
         Args:
             is_unit: it is one of several like it, and a region where nothing in it repeats.
-            within: the contexts of autocast that its call is in, where it is a body.
+            within, known: as of `GraphReading`.
         """
         self.graph = graph
-        self._reading = GraphReading(graph, within)
+        self._reading = GraphReading(graph, within, known)
         self._reading.split_alike()
         self._roots = [
             node for node in graph.nodes
@@ -72,6 +79,10 @@ class Captured:
         self.reasons[f"a region: {error}"] += 1
         nodes = self._reading.nodes
         self.refused |= {nodes[operation.place]: f"a region: {error}" for operation in cut.operations}
+
+    def constant(self, node: fx.Node) -> Tensor | None:
+        """Return a node's value where it follows from constants alone, None elsewhere."""
+        return self._reading.constant(node)
 
     def nodes_of(self, region: Region) -> set[fx.Node]:
         """Return the calls of the graph that a region stands for."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+import transformers
+from torch import Tensor, fx, nn
 from torch._functorch import config
 from torch.autograd import graph
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -26,9 +27,11 @@ from torch.utils.checkpoint import (
 import autotuner
 from autotuner.runtime import arena_memory
 from autotuner.runtime.arena_memory import apart
+from autotuner.runtime.capture.checkpointed import CapturedModule
+from autotuner.runtime.capture.region_model import Region
 from tests.runtime.capture.known import Compilation, Known, assert_equal, assert_is_slope, gradients
 from tests.runtime.capture.test_backend import Adapted, inputs, loss_on, stored
-from tests.runtime.capture.test_models import LAYERS, bert, llama, loss_of
+from tests.runtime.capture.test_models import LAYERS, SMALL, bert, gpt2, llama, loss_of, padded_llama, tokens
 from tests.runtime.capture.test_saved_tensors import COMPILERS, EXACT, STEPS, stages
 
 aten = torch.ops.aten
@@ -268,6 +271,94 @@ def test_models_that_checkpoint_their_layers_run_them_tuned_twice(
     compilation = Compilation(model, compiler="aot_eager")
     assert_equal(gradients(model, loss, compilation.model), wanted, EXACT)
     assert [region.calls for region in compilation.regions] == [2] * LAYERS
+
+
+def dropping_bert() -> tuple[nn.Module, dict[str, Any]]:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)), tokens()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [dropping_bert, gpt2, llama, padded_llama])
+def test_a_layer_is_the_same_region_checkpointed_or_not(make: Callable[[], tuple[nn.Module, dict[str, Any]]]) -> None:
+    torch.manual_seed(0)
+    model, arguments = make()
+    found = []
+    for enable in (lambda _: None, ENABLED["not reentrant"]):
+        enable(model)
+        found.append([region.key for region in regions_in(model, loss_of(arguments))])
+    assert len(found[0]) == LAYERS
+    assert found[0] == found[1]
+
+
+def regions_in(
+    model: nn.Module, call: Callable[[Any], Any], change: Callable[[fx.GraphModule], None] | None = None
+) -> list[Region]:
+    """Return the regions of a model's call; `change`: is given what dynamo made of it before it is read."""
+    found: list[Region] = []
+
+    def read(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        if change is not None:
+            change(module)
+        found.extend(CapturedModule(module).regions)
+        return module.forward
+
+    torch._dynamo.reset()
+    call(torch.compile(model, backend=read, dynamic=False))
+    return found
+
+
+class Seeing(nn.Module):
+    """Checkpoints layers of attention, which are given what they see."""
+
+    def __init__(self, *masks: Callable[[int], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.masks = masks
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in masks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, mask in zip(self.layers, self.masks, strict=True):
+            x = x + checkpoint(attended, layer, x, mask(x.shape[1]), use_reentrant=False)
+        return x
+
+
+def attended(layer: nn.Linear, x: Tensor, mask: Tensor) -> Tensor:
+    heads = layer(x).unflatten(-1, (2, 8)).transpose(1, 2)
+    return nn.functional.scaled_dot_product_attention(heads, heads, heads, mask).transpose(1, 2).flatten(2)
+
+
+def everything(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool)
+
+
+def behind(length: int) -> Tensor:
+    return everything(length).tril()
+
+
+def near(length: int) -> Tensor:
+    return behind(length).triu(-2)
+
+
+@pytest.mark.parametrize(
+    ("masks", "inputs"), [((everything, behind), [1, 1]), ((behind, everything), [1, 1]), ((near, behind), [3, 1])]
+)
+def test_a_mask_that_a_model_makes_from_nothing_is_known_in_what_it_checkpoints(
+    masks: tuple[Callable[[int], Tensor], ...], inputs: list[int]
+) -> None:
+    model, x = Seeing(*masks).double(), torch.randn(2, 5, 16).double()
+    compilation = Compilation(model)
+    found = gradients(model, lambda called: called(x).square().sum(), compilation.model)
+    assert_equal(found, gradients(model, lambda called: called(x).square().sum()), EXACT)
+    assert [len(region.plan.ports.inputs) for region in compilation.regions] == inputs
+
+
+def test_a_body_that_is_called_twice_takes_neither_calls_mask_for_known() -> None:
+    def call_one_twice(module: fx.GraphModule) -> None:
+        first, second = (node for node in module.graph.nodes if "checkpoint" in str(node.target))
+        second.args = (first.args[0], *second.args[1:])
+
+    (region,) = regions_in(Seeing(everything, behind), lambda called: called(torch.randn(2, 5, 16)), call_one_twice)
+    assert len(region.inputs) == 3  # beside what is seen, for which rows nothing is
 
 
 @pytest.mark.slow
