@@ -108,7 +108,7 @@ def test_the_script_writes_a_page_and_keeps_the_rows_of_others(tmp_path: Path) -
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     rows = json.loads((tmp_path / "coverage.json").read_text())["architectures"]
     assert [row["name"] for row in rows] == ["GPT-2", "MLP-Mixer, own code"]
-    assert [row["status"] for row in rows] == ["not installed", "ok"]
+    assert [(row["status"], row.get("why")) for row in rows] == [("not installed", "transformers"), ("ok", None)]
     assert "| MLP-Mixer, own code | own code |" in (tmp_path / "coverage.md").read_text()
 
 

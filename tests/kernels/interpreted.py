@@ -78,9 +78,9 @@ ADDED: Mapping[str, tuple[str, str, str, float] | tuple[str, str, str, float, fl
 scores are capped at, where they are scaled as well."""
 
 
-def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0) -> Graph:
+def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0, length: int = 0) -> Graph:
     """Return attention that adds something to its scores, with its gradients."""
-    length = WORDS["l"] if p else ODD["l"]
+    length = length or (WORDS["l"] if p else ODD["l"])
     extents = {"w": 3, "b": 2, "n": 2, "r": 3, "q": length, "k": length, "p": 16}
     heads, windows = ("".join(letter for letter in letters if letter in query) for letters in ("nr", "w"))
     scores, weights = f"{windows}b{heads}qk", f"{windows}b{heads}q"

@@ -1,6 +1,7 @@
 """What is asked of memory-efficient attention: of a stand-in on the CPU, since the library's own needs a GPU."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotuner.measure.operands import Buffers, Values
 from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
 from tests.kernels.calls import faults, layer
+from tests.kernels.interpreted import adding
 from tests.kernels.library import LIBRARY
 
 HEADS = {"b": 2, "l": 24, "h": 64, "n": 4, "p": 16, "f": 128}
@@ -115,6 +117,18 @@ def test_every_call_equals_the_reference_if_the_library_does(kernel: str, kind: 
     space = build_space(layer(HEADS | {"l": rows}, "float32", p=0.0, **KINDS[kind]), space_file("cuda"))
     found = [call for call in space.calls.values() if call.candidate.kernel == kernel]
     assert len(found) >= 5
+    assert faults(found) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+def test_a_mask_of_keys_goes_with_a_causal_one() -> None:
+    graph = adding("mask+causal_mask", "bk", "bqnp", length=24)
+    wide = {name: replace(tensor, dtype="float32") for name, tensor in graph.tensors.items()}  # as the stand-in is
+    space = build_space(replace(graph, tensors=wide), space_file("cuda"))
+    found = [call for call in space.calls.values() if call.candidate.kernel in (FORWARD, BACKWARD)]
+    assert {call.candidate.kernel for call in found} == {FORWARD, BACKWARD}
+    assert all({"mask", "causal_mask"} <= {*call.subgraph.kinds} for call in found)
     assert faults(found) == {}
 
 

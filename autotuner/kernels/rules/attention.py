@@ -333,7 +333,7 @@ def _library(storage: str) -> Callable[..., Kernel]:
 
 _flash, _cudnn, _efficient = _library("flash"), _library("cudnn"), _library("efficient")
 _UNMASKED = variants(FORWARD, CAUSAL_FORWARD)
-_ADDING = variants(FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD)
+_ADDING = variants(FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, MASKED_CAUSAL_FORWARD, BIASED_FORWARD)
 """With a mask or a bias that is added to the scores, which backward reads again."""
 
 KERNELS.add(

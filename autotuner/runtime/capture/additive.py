@@ -5,6 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+HIDES = -30_000.0
+"""What hides a key that no query sees, beside a causal mask: a query that sees no key at all has these scores alone.
+
+Its result is zeros, by `seeing`, but all of its numbers have to be finite: backward computes weights from scores and
+their log-sum-exp, whose difference is rounded to anything near the lowest number of a type. The weight is 0 in each
+type unless a score is 29,000 above all that are seen.
+"""
+
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what a mask that is true where a key counts adds to scores: 0, and the lowest finite number elsewhere."""
@@ -34,6 +42,18 @@ def added_to_scores(mask: Tensor, layout: Layout, given_as: str, written_out: bo
     hidden = _hidden(mask, given_as, dtype)
     added = additive(~hidden, dtype) if mask.dtype == torch.bool else finite(mask.to(dtype), dtype)
     return added.masked_fill(hidden.all(-1, keepdim=True), -torch.inf if written_out else 0.0)
+
+
+def added_but_later(mask: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """Return what a mask adds to scores beside a causal one: `HIDES` where it hides a key from all queries, or 0.
+
+    Args:
+        mask: boolean; it hides what comes later, and some keys.
+        layout: as a mask; the last dimensions are those of queries and keys.
+        dtype: of the result, which has no queries.
+    """
+    shows = _laid_out(mask, layout).diagonal(dim1=-2, dim2=-1)  # each key, as the query in its place sees it
+    return torch.zeros_like(shows, dtype=dtype).masked_fill(~shows, HIDES)
 
 
 def seeing(mask: Tensor, layout: Layout, given_as: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -7,13 +7,15 @@ key: one that sees none gets zeros from torch's attention, and so do the gradien
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 
-from autotuner.runtime.capture.additive import Layout, added_to_scores, seeing, total
+from autotuner.runtime.capture.additive import Layout, added_but_later, added_to_scores, seeing, total
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import Computed, TensorValue, View, source_of
 from autotuner.runtime.capture.reader import Reader, learned
 
 
-def masks_of_attention(mask: View, queries: int, *, written_out: bool = False) -> tuple[View, View | None]:
+def masks_of_attention(
+    mask: View, queries: int, *, written_out: bool = False, but_later: bool = False
+) -> tuple[View, View | None]:
     """Return what a mask adds to scores, and which of the queries see a key.
 
     Args:
@@ -21,6 +23,7 @@ def masks_of_attention(mask: View, queries: int, *, written_out: bool = False) -
         queries: how many there are.
         written_out: the model adds the mask and calls softmax itself: a query that sees no key gets NaN, and nothing
             says which do.
+        but_later: the mask hides what comes later, and some keys from all queries: what is added is without the former.
 
     Raises:
         UnknownError: keys are no dimension of it, or it is a part of a tensor.
@@ -35,8 +38,13 @@ def masks_of_attention(mask: View, queries: int, *, written_out: bool = False) -
     def held(dims: Sequence[Sequence[Axis]]) -> tuple[Dim, ...]:
         return tuple(tuple(dim) for dim in dims if dim)
 
-    adds = Computed(added_to_scores, (source,), (laid_out, mask.dtype, written_out))
-    added = View(TensorValue(held(kept), "bool", source.node, computed=adds), mask.dims)
+    if but_later:
+        adds = Computed(added_but_later, (source,), (laid_out,))
+        of_keys = TensorValue(held([*kept[:-2], kept[-1]]), "bool", source.node, computed=adds)
+        added = View(of_keys, (*mask.dims[:-2], (), mask.dims[-1]))
+    else:
+        adds = Computed(added_to_scores, (source,), (laid_out, mask.dtype, written_out))
+        added = View(TensorValue(held(kept), "bool", source.node, computed=adds), mask.dims)
     if written_out:
         return added, None
     rows: list[Dim] = [*mask.dims[:-1], ()]

@@ -110,12 +110,9 @@ def _read_bodies(
         recorded = [call for call in calls if call not in contexts.unrecorded]
         if not recorded:
             continue
-        inputs = [node for node in body.graph.nodes if node.op == "placeholder"]
-        given = zip(inputs, calls[0].args[1:], strict=False) if len(calls) == 1 else ()
-        values = {place: captured.constant(node) for place, node in given if isinstance(node, fx.Node)}
-        known = {place: value for place, value in values.items() if value is not None}
         autocast = contexts.autocast[recorded[0]]
-        read = Captured(body.graph, is_unit=True, within=autocast, known=known)
+        called = captured.called(body.graph, calls[0].args[1:] if len(calls) == 1 else (), autocast)
+        read = Captured(body.graph, is_unit=True, called=called)
         yield body, read
         yield from _read_bodies(body, read, autocast)
 

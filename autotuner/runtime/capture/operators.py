@@ -14,7 +14,7 @@ from autotuner.runtime.capture.attention_masks import sum_of_masks
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, memory, plain, rule
-from autotuner.runtime.capture.scores import in_pieces, masked, with_mask
+from autotuner.runtime.capture.scores import causal, in_pieces, masked, with_mask
 from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -323,17 +323,10 @@ def _attention(
     if factor != 1.0:
         scores = reader.mapped("scale", scores, factor=factor)
     sees = None
-    if attn_mask is not None and reader.hides_nothing(attn_mask):
+    if attn_mask is not None and reader.masks.hides_nothing(attn_mask):
         attn_mask = None
-    causal = is_causal or (attn_mask is not None and reader.is_causal(attn_mask, True))
-    if causal:
-        if extent(whole(scores.dims[-2])) != extent(whole(scores.dims[-1])):
-            raise UnknownError("a causal mask over other queries than keys")
-        queries, keys = (whole(dim) for dim in scores.dims[-2:])
-        if len(queries) != 1 or len(keys) != 1:
-            raise UnknownError("a causal mask over positions of several axes")
-        (query_axis,), (key_axis,) = queries, keys
-        scores = reader.mapped("causal_mask", scores, query_axis=query_axis, key_axis=key_axis)
+    if is_causal or (attn_mask is not None and reader.masks.is_causal(attn_mask, True)):
+        scores = causal(reader, scores)
     elif attn_mask is not None:
         scores, sees = masked(reader, scores, plain(attn_mask, "an attention mask"))
     weights = _dropout(reader, softmax(reader, scores, -1), dropout_p, True)

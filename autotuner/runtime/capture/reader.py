@@ -13,6 +13,7 @@ from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.programmed import CHOICE, WITH_SHAPES
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axes, Axis, Dim, UnknownError, whole
+from autotuner.runtime.capture.known_masks import KnownMasks
 from autotuner.runtime.capture.program import BoundView, Operation, TensorValue, View, source_of, taken_by, taken_of
 
 aten: Any = torch.ops.aten
@@ -73,16 +74,11 @@ class Reader:
         results_of_calls: views of what operators make in place of calls that no rule reads, by the call.
         choices: the same of choices, whose results are integers for all but programs.
         numbers_of: views of bounds of packed tokens as numbers, by the node that computes the bounds.
+        masks: what is known of masks.
     """
 
-    def __init__(self, is_causal: Callable[[Any, bool], bool], hides_nothing: Callable[[Any], bool]) -> None:
-        """Begin a program.
-
-        Args:
-            is_causal: tells whether a mask is a constant that hides what comes later, and nothing else; given whether
-                it hides where it is false.
-            hides_nothing: tells whether a mask is a constant that is true everywhere.
-        """
+    def __init__(self, masks: KnownMasks) -> None:
+        """Begin a program; `masks`: what is known of masks."""
         self.axes = Axes()
         self.operations: list[Operation] = []
         self.place = self.place_read = 0
@@ -90,7 +86,7 @@ class Reader:
         self.results_of_calls: dict[Any, View] = {}
         self.choices: dict[Any, View] = {}
         self.numbers_of: dict[fx.Node, View] = {}
-        self.is_causal, self.hides_nothing = is_causal, hides_nothing
+        self.masks = masks
 
     def mark(self) -> tuple[int, int, int, int]:
         """Return how much is known, for `take_back`."""

@@ -5,6 +5,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch.utils import _pytree as pytree
 from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
 from autotuner.runtime.capture.aliases import AUTOCAST, Contexts, autocast_of
-from autotuner.runtime.capture.axes import UnknownError, fresh, whole
+from autotuner.runtime.capture.axes import UnknownError, fresh
 from autotuner.runtime.capture.calls import EXAMPLE, is_node
 from autotuner.runtime.capture.changed_in_place import name_of, storages_of
 from autotuner.runtime.capture.constants import Constants
 from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_value
 from autotuner.runtime.capture.fragment_rules import FragmentRules, is_factory
 from autotuner.runtime.capture.fragments import Fragments
+from autotuner.runtime.capture.known_masks import KnownMasks
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.packed import gather_bounds
 from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
@@ -35,6 +37,25 @@ CONTEXTS = ("_enter_", "_exit_", "__enter__", "__exit__", "_saved_tensors_hooks"
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 
+@dataclass(frozen=True)
+class Called:
+    """Where a body is called, and what is known of its inputs there.
+
+    Args:
+        within: the contexts of autocast that the call is in.
+        constants: values of inputs.
+        later_and_keys: inputs that are masks which hide what comes later and some keys; see `KnownMasks`.
+    """
+
+    within: tuple[fx.Node, ...] = ()
+    constants: Mapping[fx.Node, Tensor] = field(default_factory=dict)
+    later_and_keys: frozenset[fx.Node] = frozenset()
+
+
+NOT_CALLED = Called()
+"""What is known of the inputs of a whole graph: nothing."""
+
+
 class GraphReading:
     """The knowledge of a graph: the operators, and a value for each node that they make or view.
 
@@ -46,16 +67,9 @@ class GraphReading:
         order: the place of each of them.
     """
 
-    def __init__(
-        self, graph: fx.Graph, within: Iterable[fx.Node] = (), known: Mapping[fx.Node, Tensor] | None = None
-    ) -> None:
-        """Read a graph.
-
-        Args:
-            within: the contexts of autocast that its call is in, where it is a body.
-            known: values of inputs, where it is a body and its call has constants for them.
-        """
-        self._changed = out_of_place(graph, within)
+    def __init__(self, graph: fx.Graph, called: Called = NOT_CALLED) -> None:
+        """Read a graph; `called`: where, if it is a body."""
+        self._changed = out_of_place(graph, called.within)
         gather_bounds(graph, self._is_changed)
         self.graph = graph
         self.nodes = list(graph.nodes)
@@ -63,14 +77,15 @@ class GraphReading:
         self.values: dict[fx.Node, Any] = {}
         self.reasons: Counter[str] = Counter()
         self.refused: dict[fx.Node, str] = {}
-        self._reader = Reader(self._is_causal, self._hides_nothing)
         self._calls = Calls()
         self._nodes_of: dict[Any, list[fx.Node]] = {}
         self._factories: dict[fx.Node, Deferred] = {}
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments = Fragments()
-        self._contexts = Contexts(graph, within)
-        self._constants = Constants(self.order, self._is_changed, known)
+        self._contexts = Contexts(graph, called.within)
+        self._constants = Constants(self.order, self._is_changed, called.constants)
+        self._masks = KnownMasks(self._constants, called.later_and_keys)
+        self._reader = Reader(self._masks)
         self._read()
 
     @property
@@ -236,42 +251,21 @@ class GraphReading:
         tensor = self._outside[node]
         return View(tensor, tensor.dims)
 
-    def constant(self, node: fx.Node) -> Tensor | None:
-        """Return a node's value where it follows from constants alone, None elsewhere."""
-        return self._constants.value(node)
+    def called(self, body: fx.Graph, given: Sequence[Any], within: tuple[fx.Node, ...]) -> Called:
+        """Return what the graph's call of a body says of that.
 
-    def _mask(self, mask: Any) -> Tensor | None:
-        """Return where a mask that is a constant hides nothing, as the node has it that it comes from.
-
-        It is boolean, or additive and of 0 and -inf.
+        Args:
+            given: what it is called with; none of it where it is called more than once.
+            within: the contexts of autocast of the call.
         """
-        if isinstance(mask, View) and mask.tensor.computed is not None:
-            return None
-        node = mask.tensor.node if isinstance(mask, View) else mask
-        value = self._constants.value(node) if isinstance(node, fx.Node) else None
-        if value is None or value.dtype == torch.bool:
-            return value
-        shows = value == 0
-        return shows if value.is_floating_point() and bool((shows | (value == -torch.inf)).all()) else None
-
-    def _hides_nothing(self, mask: Any) -> bool:
-        value = self._mask(mask)
-        return value is not None and bool(value.all())
-
-    def _is_causal(self, mask: Any, where_zero: bool) -> bool:
-        value = self._mask(mask)
-        if value is None or value.ndim < 2 or (isinstance(mask, View) and not _is_as_it_comes(mask)):
-            return False
-        rows, columns = value.shape[-2:]
-        shows = value if where_zero else ~value
-        return bool(rows == columns and (shows == torch.ones_like(value).tril()).all())
-
-
-def _is_as_it_comes(view: View) -> bool:
-    """Say whether the last two dimensions of a view are those of its tensor, and what is before them only repeated."""
-    own = [whole(dim) for dim in view.tensor.dims]
-    seen = [whole(dim) for dim in view.dims]
-    return not view.fixed and len(own) >= 2 and len(seen) >= 2 and own[-2:] == seen[-2:]
+        inputs = [node for node in body.nodes if node.op == "placeholder"]
+        pairs = [(place, node) for place, node in zip(inputs, given, strict=False) if isinstance(node, fx.Node)]
+        values = {place: self._constants.value(node) for place, node in pairs}
+        return Called(
+            within,
+            {place: value for place, value in values.items() if value is not None},
+            frozenset(place for place, node in pairs if self._masks.node_hides_later_and_keys(node)),
+        )
 
 
 def unknown_context(graph: fx.Graph) -> str:

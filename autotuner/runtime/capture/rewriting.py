@@ -1,6 +1,6 @@
 """Regions in a graph of dynamo's: which there are, and calls in place of the nodes that they stand for."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from autotuner.runtime.capture.layers import layer_calls
 from autotuner.runtime.capture.narrowing import narrow, renamed
 from autotuner.runtime.capture.packed import seeds_of
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, View, fixed_of, taken_by
-from autotuner.runtime.capture.reading import GraphReading
+from autotuner.runtime.capture.reading import NOT_CALLED, Called, GraphReading
 from autotuner.runtime.capture.region_model import Region, region_of
 from autotuner.runtime.capture.regions import Cut, cuts_of
 
@@ -30,22 +30,15 @@ class Captured:
         refused: why a node is torch's, or the region that it is in.
     """
 
-    def __init__(
-        self,
-        graph: fx.Graph,
-        *,
-        is_unit: bool = False,
-        within: Iterable[fx.Node] = (),
-        known: Mapping[fx.Node, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, graph: fx.Graph, *, is_unit: bool = False, called: Called = NOT_CALLED) -> None:
         """Read a graph.
 
         Args:
             is_unit: it is one of several like it, and a region where nothing in it repeats.
-            within, known: as of `GraphReading`.
+            called: where it is called, if it is a body.
         """
         self.graph = graph
-        self._reading = GraphReading(graph, within, known)
+        self._reading = GraphReading(graph, called)
         self._reading.split_alike()
         self._roots = [
             node for node in graph.nodes
@@ -80,9 +73,9 @@ class Captured:
         nodes = self._reading.nodes
         self.refused |= {nodes[operation.place]: f"a region: {error}" for operation in cut.operations}
 
-    def constant(self, node: fx.Node) -> Tensor | None:
-        """Return a node's value where it follows from constants alone, None elsewhere."""
-        return self._reading.constant(node)
+    def called(self, body: fx.Graph, given: Sequence[Any], within: tuple[fx.Node, ...]) -> Called:
+        """Return what the graph's call of a body says of that; see `GraphReading.called`."""
+        return self._reading.called(body, given, within)
 
     def nodes_of(self, region: Region) -> set[fx.Node]:
         """Return the calls of the graph that a region stands for."""

@@ -16,8 +16,26 @@ def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = Fals
     """Append the sum of scores and a mask, and return it, and which queries see a key; see `masks_of_attention`."""
     if learned(mask):
         return reader.mapped("bias", scores, reader.united(scores.dims, reader.typed(mask))), None
-    added, sees = masks_of_attention(mask, extent(whole(scores.dims[-2])), written_out=written_out)
-    return reader.mapped("mask", scores, reader.united(scores.dims, added)), sees
+    queries = extent(whole(scores.dims[-2]))
+    of_one_axis = all(len(whole(dim)) == 1 for dim in scores.dims[-2:])
+    but_later = of_one_axis and not written_out and reader.masks.hides_later_and_keys(mask)
+    added, sees = masks_of_attention(mask, queries, written_out=written_out, but_later=but_later)
+    scores = reader.mapped("mask", scores, reader.united(scores.dims, added))
+    return (causal(reader, scores) if but_later else scores), sees
+
+
+def causal(reader: Reader, scores: View) -> View:
+    """Append the hiding of what comes later.
+
+    Raises:
+        UnknownError: queries and keys are not the same positions, of one axis each.
+    """
+    if extent(whole(scores.dims[-2])) != extent(whole(scores.dims[-1])):
+        raise UnknownError("a causal mask over other queries than keys")
+    queries, keys = (whole(dim) for dim in scores.dims[-2:])
+    if len(queries) != 1 or len(keys) != 1:
+        raise UnknownError("a causal mask over positions of several axes")
+    return reader.mapped("causal_mask", scores, query_axis=queries[0], key_axis=keys[0])
 
 
 def with_mask(reader: Reader, scores: View) -> View:
@@ -109,7 +127,7 @@ def _hidden(reader: Reader, scores: View, given: View, says: Hidden) -> View:
         raise UnknownError("what hides keys is no boolean tensor from outside")
     (source,) = numbers.of
     queries, keys = (whole(dim) for dim in scores.dims[-2:])
-    if reader.is_causal(View(source, given.dims), says.where_zero) and len(queries) == len(keys) == 1:
+    if reader.masks.is_causal(View(source, given.dims), says.where_zero) and len(queries) == len(keys) == 1:
         return reader.mapped("causal_mask", scores, query_axis=queries[0], key_axis=keys[0])
     if not says.by_infinity:
         raise UnknownError("keys are hidden by a number")

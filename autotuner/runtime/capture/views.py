@@ -216,7 +216,7 @@ def _and(reader: Reader, a: View, b: View) -> View:
     sides = [((),) * (count - len(each.dims)) + each.dims for each in (a, b)]
     shape = [max(extent(whole(one)), extent(whole(other))) for one, other in zip(*sides, strict=True)]
     for one, other in ((a, b), (b, a)):
-        if one.dtype == other.dtype == "bool" and reader.hides_nothing(one):
+        if one.dtype == other.dtype == "bool" and reader.masks.hides_nothing(one):
             found: View = _expand(reader, other, shape)
             return found
     raise UnknownError("two masks that both hide something")

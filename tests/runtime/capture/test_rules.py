@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from autotuner.runtime.capture import fragment_rules
 from autotuner.runtime.capture.axes import fresh
+from autotuner.runtime.capture.constants import Constants
+from autotuner.runtime.capture.known_masks import KnownMasks
 from autotuner.runtime.capture.program import Expression, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader, fits
 from tests.runtime.capture.known import Compilation
@@ -50,7 +52,7 @@ def view(*shape: int) -> View:
 
 
 def test_a_call_fits_a_rule_by_the_types_that_the_rule_writes() -> None:
-    reader, x = Reader(lambda _, __: False, lambda _: False), view(2, 3)
+    reader, x = Reader(KnownMasks(Constants({}, lambda _: False))), view(2, 3)
     norm = RULES[aten.layer_norm.default]
     assert fits(norm, (reader, x, [3], None, x, 1e-5), {})
     assert fits(norm, (reader, x, [3]), {"eps": 1})

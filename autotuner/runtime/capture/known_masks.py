@@ -1,0 +1,127 @@
+"""What is known of attention's masks while a model is compiled: all of one that follows from shapes, or a part."""
+
+from collections.abc import Collection, Iterator
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from autotuner.runtime.capture.axes import whole
+from autotuner.runtime.capture.calls import EXAMPLE
+from autotuner.runtime.capture.changed_in_place import name_of
+from autotuner.runtime.capture.constants import Constants
+from autotuner.runtime.capture.program import View
+from autotuner.runtime.devices import device_runtime
+
+_BOTH = frozenset(("and_", "__and__", "bitwise_and", "logical_and"))
+
+
+class KnownMasks:
+    """Tells what masks hide, of those that a graph computes."""
+
+    def __init__(self, constants: Constants, given: Collection[fx.Node] = ()) -> None:
+        """Take what is constant; `given`: inputs that hide what comes later and some keys, as those of a body."""
+        self._constants, self._given = constants, given
+
+    def hides_nothing(self, mask: Any) -> bool:
+        """Say whether a mask is a constant that is true everywhere."""
+        value = self._value(mask)
+        return value is not None and bool(value.all())
+
+    def is_causal(self, mask: Any, where_zero: bool) -> bool:
+        """Say whether a mask is a constant that hides what comes later, and nothing else.
+
+        Args:
+            where_zero: whether it hides where it is false.
+        """
+        value = self._value(mask)
+        if value is None or value.ndim < 2 or (isinstance(mask, View) and not _is_as_it_comes(mask)):
+            return False
+        return _is_triangle(value if where_zero else ~value)
+
+    def hides_later_and_keys(self, mask: Any) -> bool:
+        """Say whether a mask hides what comes later, some keys from all queries of a sequence, and nothing else.
+
+        So a decoder hides padding. It is boolean, and false where it hides. Nothing is said where Triton does not run:
+        no kernel takes both there, so that two masks are a pass more than one.
+        """
+        if not isinstance(mask, View) or mask.tensor.computed is not None or not _is_as_it_comes(mask):
+            return False
+        node = mask.tensor.node
+        return (
+            node is not None
+            and self.node_hides_later_and_keys(node)
+            and device_runtime(node.meta[EXAMPLE].device).has_triton
+        )
+
+    def node_hides_later_and_keys(self, node: fx.Node) -> bool:
+        """Say the same of what a node makes."""
+        if node in self._given:
+            return True
+        example = node.meta.get(EXAMPLE)
+        if not isinstance(example, Tensor) or example.dtype != torch.bool or example.ndim < 2:
+            return False
+        values = {part: self._constants.value(part) for part in _parts(node)}
+        constants = [value for value in values.values() if value is not None]
+        keys = [part for part, value in values.items() if value is None]
+        if not constants or not keys or not all(_is_of_keys(part) for part in keys):
+            return False
+        if any(value.dtype != torch.bool for value in constants):
+            return False
+        everything = constants[0].new_ones(example.shape[-2:])
+        return _is_triangle(reduce(torch.logical_and, constants, everything))
+
+    def _value(self, mask: Any) -> Tensor | None:
+        """Return where a mask that is a constant hides nothing, as the node has it that it comes from.
+
+        It is boolean, or additive and of 0 and -inf.
+        """
+        if isinstance(mask, View) and mask.tensor.computed is not None:
+            return None
+        node = mask.tensor.node if isinstance(mask, View) else mask
+        value = self._constants.value(node) if isinstance(node, fx.Node) else None
+        if value is None or value.dtype == torch.bool:
+            return value
+        shows = value == 0
+        return shows if value.is_floating_point() and bool((shows | (value == -torch.inf)).all()) else None
+
+
+def _parts(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield nodes that are true together where a node is."""
+    name, (first, *rest) = name_of(node), (*node.args, None)
+    if name in _BOTH and isinstance(first, fx.Node) and isinstance(rest[0], fx.Node):
+        yield from _parts(first)
+        yield from _parts(rest[0])
+    elif name in ("to", "expand", "contiguous") and isinstance(first, fx.Node) and _is_alike(first, node):
+        yield from _parts(first)
+    else:
+        yield node
+
+
+def _is_alike(first: fx.Node, node: fx.Node) -> bool:
+    """Say whether both are boolean, with the same last two dimensions."""
+    one, other = first.meta.get(EXAMPLE), node.meta.get(EXAMPLE)
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or min(one.ndim, other.ndim) < 2:
+        return False
+    return one.dtype == other.dtype == torch.bool and one.shape[-2:] == other.shape[-2:]
+
+
+def _is_of_keys(node: fx.Node) -> bool:
+    """Say whether a boolean tensor is the same for all queries."""
+    example = node.meta.get(EXAMPLE)
+    if not isinstance(example, Tensor) or example.dtype != torch.bool or not example.ndim:
+        return False
+    return example.ndim == 1 or example.shape[-2] == 1
+
+
+def _is_triangle(shows: Tensor) -> bool:
+    rows, columns = shows.shape[-2:]
+    return bool(rows == columns and (shows == torch.ones_like(shows).tril()).all())
+
+
+def _is_as_it_comes(view: View) -> bool:
+    """Say whether the last two dimensions of a view are those of its tensor, and what is before them only repeated."""
+    own = [whole(dim) for dim in view.tensor.dims]
+    seen = [whole(dim) for dim in view.dims]
+    return not view.fixed and len(own) >= 2 and len(seen) >= 2 and own[-2:] == seen[-2:]
