@@ -211,10 +211,12 @@ def parsed_bytes(given: int | str | None, name: str) -> int | None:
         return given
     match = None
     if isinstance(given, str):
-        match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", given.strip(), re.IGNORECASE)
+        match = re.fullmatch(
+            r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,18})(?:\.[0-9]+)?)\s*([KMGT]i?)?B?", given.strip(), re.IGNORECASE
+        )
     if match is None:
         raise InputError(f"{name} {given!r}: write a number of bytes, or one with a unit, such as 512MiB")
-    number, unit = match[1], (match[2] or "").lower()
+    number, unit = match[1].replace(",", ""), (match[2] or "").lower()
     return int(float(number) * (1024 if unit.endswith("i") else 1000) ** " kmgt".index(unit[:1] or " "))
 
 

@@ -158,13 +158,13 @@ def test_without_an_installation_the_version_is_unknown(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "count"),
     [("512", 512), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("2kB", 2000), ("1G", 10**9), ("1TiB", 1 << 40),
-     ("64kib", 64 << 10), ("7B", 7)],
+     ("64kib", 64 << 10), ("7B", 7), ("1,000 MiB", 1000 << 20)],
 )  # fmt: skip
 def test_a_number_of_bytes_is_read_with_its_unit(text: str, count: int) -> None:
     assert parsed_bytes(text, "--budget") == count
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "1PiB", "1 2", "0x10"])
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1PiB", "1 2", "0x10", "1,00 MiB", "1000,000"])
 def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="write a number of bytes, or one with a unit, such as 512MiB"):
         parsed_bytes(text, "--budget")

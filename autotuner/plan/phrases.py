@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
+from math import ceil
 from typing import Any
 
 from autotuner.ir.formats import ABSENT
@@ -140,8 +141,12 @@ def _digits(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def binary(count: int) -> str:
-    """Write bytes with three digits in the unit that suits them, "1.50 MiB"; beyond these, the power of ten."""
+def binary(count: int, *, up: bool = False) -> str:
+    """Write bytes with three digits in the unit that suits them, "1.50 MiB"; beyond these, the power of ten.
+
+    Args:
+        up: what is written is no less: it is enough where somebody gives it as a budget.
+    """
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_BYTES) - 1:
         value, unit = value / 1024, unit + 1
@@ -150,6 +155,8 @@ def binary(count: int) -> str:
     if value >= 999.5:
         return f"{count:.1e} B"
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    if up:
+        value = ceil(value * 10**digits) / 10**digits
     return f"{value:,.{digits}f} {_BYTES[unit]}"
 
 

@@ -312,8 +312,8 @@ class StepBudget:
             return False
         if not self._ways:
             warn(
-                f"a training step needs {binary(most_bytes)}, and memory_budget is {binary(self.budget_bytes)}: each "
-                "region runs as lean as it can; give it more memory, or a smaller batch"
+                f"a training step needs {binary(most_bytes, up=True)}, and memory_budget is "
+                f"{binary(self.budget_bytes)}: each region runs as lean as it can; give it more, or a smaller batch"
             )
             return False
         if self._fitting is not None:

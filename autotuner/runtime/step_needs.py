@@ -50,7 +50,7 @@ class StepNeeds:
         slower = f", {self.time_us / self.least_us - 1:+.1%} of their time" if self.least_us else ""
         saving = "".join(f", {CLASSES[numerics].regions.format(count)}" for numerics, count in self.inexact)
         told = f"{binary(self.most_bytes)} measured" if self.most_bytes else f"{binary(self.predicted_bytes)} predicted"
-        anew = f"; with {binary(self.keeping_bytes)}, kernels need not be built anew in each step"
+        anew = f"; with {binary(self.keeping_bytes, up=True)}, kernels need not be built anew in each step"
         return (
             f"a step needs {told}, of a budget of {binary(self.budget_bytes)}; {self.repeating} of {self.regions} "
             f"regions run their forward again in backward{saving}{slower}{anew if self.keeping_bytes else ''}"
@@ -90,8 +90,8 @@ def told_too_small(budget_bytes: int, least_bytes: int, log: StepLog, static: St
     kept = f", {binary(beside)} that the allocator may take beside" if beside else ""
     where = lap.phase if lap.region is None else f"in the {lap.phase} of {lap.region.label}"
     return (
-        f"memory_budget is {binary(budget_bytes)}, and a training step needs {binary(least_bytes)} at least, with the "
-        f"forward of all {len(log.order)} tuned regions repeated in backward: {binary(static.parameters)} of "
+        f"memory_budget is {binary(budget_bytes)}, and a training step needs {binary(least_bytes, up=True)} at least, "
+        f"with the forward of all {len(log.order)} tuned regions repeated in backward: {binary(static.parameters)} of "
         f"parameters and buffers, {binary(static.state)} of the optimizer's state, {gradients}{kept}. It needs most "
         f"{where}: give it more memory, or a smaller batch"
     )

@@ -130,7 +130,9 @@ WHOLE_MODELS: Mapping[str, WholeModel] = {
         WholeModel("bert-large, autocast", _bert, _of_bert(False), torch.float32, torch.bfloat16, _stack_bert),
         WholeModel("bert-large, autocast, padded", _bert, _of_bert(True), torch.float32, torch.bfloat16, _stack_bert),
         WholeModel("gpt2-medium", _gpt2, lambda device: tokens(device, 4, 1024, 50257)),
+        WholeModel("gpt2-medium, padded", _gpt2, lambda device: tokens(device, 4, 1024, 50257, padded=True)),
         WholeModel("llama-1b", _llama, lambda device: tokens(device, 4, 1024, 128256)),
+        WholeModel("llama-1b, padded", _llama, lambda device: tokens(device, 4, 1024, 128256, padded=True)),
         WholeModel("vit-large", _vit, images),
         WholeModel("t5-large", _t5, lambda device: tokens(device, 8, 512, 32128)),
     )

@@ -133,7 +133,9 @@ def test_kernels_are_built_once_where_memory_is_kept_and_in_each_step_otherwise(
     _, (least,) = looped(Layers(), int(LESS * most.least_bytes), between=note)
     assert most.keeping_bytes == 0
     assert least.keeping_bytes == pytest.approx(most.least_bytes, rel=OFF)
-    assert str(least).endswith(f"; with {binary(least.keeping_bytes)}, kernels need not be built anew in each step")
+    assert str(least).endswith(
+        f"; with {binary(least.keeping_bytes, up=True)}, kernels need not be built anew in each step"
+    )
     before, after = counts[::2], counts[1::2]
     again = [stop - start for start, stop in zip(before, after, strict=True)]
     assert again[:2] == [0, 0]

@@ -79,8 +79,8 @@ class StashChoice:
         self.needs[shape] = found
         if self._budget_bytes is not None and found.least_bytes > self._budget_bytes:
             raise BudgetError(
-                f"a step of this shape needs {binary(found.least_bytes)} on the device, {parts} among it, and the "
-                f"budget is {binary(self._budget_bytes)}: give smaller micro-batches, or a larger budget",
+                f"a step of this shape needs {binary(found.least_bytes, up=True)} on the device, {parts} among it, and "
+                f"the budget is {binary(self._budget_bytes)}: give smaller micro-batches, or a larger budget",
                 found.least_bytes,
             )
 

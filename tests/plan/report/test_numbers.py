@@ -1,11 +1,14 @@
 """Numbers as people read them, the scale of the range bars, and shares of the time."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.phrases import binary, change, duration, microseconds, moment, percent, ratio, span
 from autotuner.plan.report import shares
 from autotuner.plan.report.steps import MOST_TICKS, Range, Scale
+from autotuner.settings import parsed_bytes
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,13 @@ def test_a_column_of_times_is_in_microseconds(us: float, text: str) -> None:
     assert microseconds(us) == text
 
 
+@given(st.integers(0, 1 << 49))
+@example(1_072_693_249)  # one more than 1,023 MiB
+@example(1_047_999_999)  # 999.45 MiB
+def test_bytes_that_are_rounded_up_are_enough_where_they_are_given_as_a_budget(count: int) -> None:
+    assert count <= (parsed_bytes(binary(count, up=True), "--budget") or 0) <= max(count + 1, round(count * 1.011))
+
+
 def test_sums_of_the_same_times_in_another_order_read_alike() -> None:
     assert microseconds(sum([9.23] * 5)) == microseconds(46.15)
 
@@ -30,6 +40,8 @@ def test_shares_differences_and_bytes_carry_their_sign_and_unit() -> None:
     assert (percent(0.123), percent(-0.273, signed=True), percent(0.5, signed=True)) == ("12.3 %", "−27.3 %", "+50.0 %")  # noqa: RUF001
     assert (change(12.54), change(-6.3), change(-0.01)) == ("+12.5", "−6.3", "0.0")  # noqa: RUF001
     assert (binary(512), binary(2 << 20), binary(1_572_864)) == ("512 B", "2.00 MiB", "1.50 MiB")
+    counts = (512, 2 << 20, (3 << 19) + 1, (100 << 30) - 1, 1023 << 20)
+    assert [binary(count, up=True) for count in counts] == ["512 B", "2.00 MiB", "1.51 MiB", "100 GiB", "1.00 GiB"]
     assert ratio(1.914) == "1.91×"  # noqa: RUF001
 
 
