@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 HIDES = -30_000.0
-"""What hides a key that no query sees, beside a causal mask: a query that sees no key at all has these scores alone.
+"""Added to the scores of a key that no query sees, beside a causal mask; a query that sees none has such scores alone.
 
 Its result is zeros, by `seeing`, but all of its numbers have to be finite: backward computes weights from scores and
 their log-sum-exp, whose difference is rounded to anything near the lowest number of a type. The weight is 0 in each

@@ -1,4 +1,4 @@
-"""What is known of attention's masks while a model is compiled: all of one that follows from shapes, or a part."""
+"""Masks of attention that are known while a model is compiled: wholly, where they follow from shapes, or in part."""
 
 from collections.abc import Collection, Iterator
 from functools import reduce
@@ -35,10 +35,13 @@ class KnownMasks:
         Args:
             where_zero: whether it hides where it is false.
         """
-        value = self._value(mask)
-        if value is None or value.ndim < 2 or (isinstance(mask, View) and not _is_as_it_comes(mask)):
+        if isinstance(mask, View) and not _is_as_it_comes(mask):
             return False
-        return _is_triangle(value if where_zero else ~value)
+        value = self._value(mask)
+        if value is not None:
+            return value.ndim >= 2 and _is_triangle(value if where_zero else ~value)
+        node = mask.tensor.node if isinstance(mask, View) and mask.tensor.computed is None else mask
+        return where_zero and isinstance(node, fx.Node) and self._hides(node) == (True, [])
 
     def hides_later_and_keys(self, mask: Any) -> bool:
         """Say whether a mask hides what comes later, some keys from all queries of a sequence, and nothing else.
@@ -59,18 +62,44 @@ class KnownMasks:
         """Say the same of what a node makes."""
         if node in self._given:
             return True
+        hides_later, others = self._hides(node)
+        return hides_later and bool(others) and all(_is_of_keys(part) for part in others)
+
+    def _hides(self, node: fx.Node) -> tuple[bool, list[fx.Node]]:
+        """Say whether what is constant of a boolean mask hides what comes later and nothing else; and what is none."""
         example = node.meta.get(EXAMPLE)
         if not isinstance(example, Tensor) or example.dtype != torch.bool or example.ndim < 2:
-            return False
-        values = {part: self._constants.value(part) for part in _parts(node)}
+            return False, []
+        rest = [part for part in _parts(node) if not self._compares_places(part)]
+        compared = len(rest) < len([*_parts(node)])
+        values = {part: self._constants.value(part) for part in rest}
         constants = [value for value in values.values() if value is not None]
-        keys = [part for part, value in values.items() if value is None]
-        if not constants or not keys or not all(_is_of_keys(part) for part in keys):
-            return False
+        others = [part for part, value in values.items() if value is None]
         if any(value.dtype != torch.bool for value in constants):
-            return False
+            return False, others
+        if compared:
+            return all(bool(value.all()) for value in constants), others
+        if not constants:
+            return False, others
         everything = constants[0].new_ones(example.shape[-2:])
-        return _is_triangle(reduce(torch.logical_and, constants, everything))
+        return _is_triangle(reduce(torch.logical_and, constants, everything)), others
+
+    def _compares_places(self, node: fx.Node) -> bool:
+        """Say whether a node is true where a key comes no later than its query, by their places alone.
+
+        So it is known of sequences for which the mask itself would be too large to compute here.
+        """
+        name, sides = name_of(node), node.args[:2]
+        if name not in ("le", "ge") or not all(isinstance(side, fx.Node) for side in sides):
+            return False
+        keys, queries = (self._constants.value(side) for side in (sides if name == "le" else sides[::-1]))  # type: ignore[arg-type]
+        if keys is None or queries is None or queries.ndim < 2:
+            return False
+        count = keys.shape[-1] if keys.ndim else 0
+        if keys.numel() != count or queries.numel() != count or queries.shape[-2] != count or not count:
+            return False
+        key, query = keys.flatten(), queries.flatten()
+        return bool((key <= query).all() and (query[:-1] < key[1:]).all())
 
     def _value(self, mask: Any) -> Tensor | None:
         """Return where a mask that is a constant hides nothing, as the node has it that it comes from.

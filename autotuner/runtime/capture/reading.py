@@ -39,7 +39,7 @@ NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 @dataclass(frozen=True)
 class Called:
-    """Where a body is called, and what is known of its inputs there.
+    """A body's call: its contexts, and what is known of the inputs there.
 
     Args:
         within: the contexts of autocast that the call is in.
@@ -53,7 +53,7 @@ class Called:
 
 
 NOT_CALLED = Called()
-"""What is known of the inputs of a whole graph: nothing."""
+"""Nothing is known of the inputs of a whole graph."""
 
 
 class GraphReading:

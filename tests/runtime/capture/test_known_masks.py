@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from autotuner.runtime.capture import constants
 from autotuner.runtime.capture.additive import added_but_later
 from autotuner.runtime.devices import device_runtime
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
@@ -124,6 +125,38 @@ def test_padding_behind_a_causal_mask_is_a_mask_of_keys_and_no_other_mask_is(
         if is_parted:
             assert len(specs["mask"].partition("->")[0].partition(",")[2]) == 2  # sequence and key
             assert sorted(inputs)[:2] == [2, 2]
+
+
+def later_alone(counts: Tensor) -> Tensor:
+    return later().expand(counts.shape[0], 1, LENGTH, LENGTH)
+
+
+def places_from_three(counts: Tensor) -> Tensor:
+    queries, keys = places()
+    return (queries + 3 >= keys + 3) & counts[:, None, None, :]
+
+
+def keys_from_one(counts: Tensor) -> Tensor:
+    queries, keys = places()
+    return (keys + 1 <= queries) & counts[:, None, None, :]
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_causal"),
+    [(later_alone, True), (as_transformers, True), (places_from_three, True), (keys_from_one, False),
+     (near_and_keys, False), (other_way_round, False)],
+)  # fmt: skip
+def test_a_mask_that_is_too_large_to_compute_is_known_by_the_places_that_it_compares(
+    mask: Mask, monkeypatch: pytest.MonkeyPatch, *, is_causal: bool
+) -> None:
+    monkeypatch.setattr(type(device_runtime(torch.device("cpu"))), "has_triton", True)
+    monkeypatch.setattr(constants, "LIMIT", LENGTH**2 - 1)
+    model, x, counts = Decoder(mask).double(), torch.randn(5, LENGTH, 16).double(), which_count()
+    compilation = Compilation(model)
+    found = gradients(model, lambda called: called(x, counts).square().sum(), compilation.model)
+    assert_equal(found, gradients(model, lambda called: called(x, counts).square().sum()), EXACT)
+    kinds = [{each.kind for each in r.plan.configuration.model.graph().operators} for r in compilation.regions]
+    assert {"causal_mask" in each for each in kinds} == {is_causal}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
