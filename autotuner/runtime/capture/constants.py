@@ -25,7 +25,11 @@ PURE = frozenset(f"{_MAKE} {_COMPARE} {_COMBINE} {_MOVE} {_CAST}".split())
 
 
 class Constants:
-    """Computes nodes that follow from constants alone, when they are asked for."""
+    """Computes nodes that follow from constants alone, when they are asked for.
+
+    Attributes:
+        is_changed: as given.
+    """
 
     def __init__(
         self,
@@ -33,8 +37,8 @@ class Constants:
         is_changed: Callable[[fx.Node], bool],
         known: Mapping[fx.Node, Tensor] | None = None,
     ) -> None:
-        """Begin; what some node changes in place is no constant. Inputs may be, as those of a body: `known`."""
-        self._order, self._is_changed = order, is_changed
+        """Begin; `is_changed` by some node in place is no constant. Inputs may be, as those of a body: `known`."""
+        self._order, self.is_changed = order, is_changed
         self._known: dict[fx.Node, Any] = dict(known or {})
 
     def value(self, node: fx.Node) -> Tensor | None:
@@ -61,7 +65,7 @@ class Constants:
             each = waiting.pop()
             if each in found:
                 continue
-            if self._is_changed(each):
+            if self.is_changed(each):
                 return None
             if each in self._known:
                 continue

@@ -1,6 +1,6 @@
 """Masks of attention that are known while a model is compiled: wholly, where they follow from shapes, or in part."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Any
 
@@ -15,14 +15,22 @@ from autotuner.runtime.capture.program import View
 from autotuner.runtime.devices import device_runtime
 
 _BOTH = frozenset(("and_", "__and__", "bitwise_and", "logical_and"))
+_MOVES = frozenset(("to", "expand", "contiguous"))
 
 
 class KnownMasks:
     """Tells what masks hide, of those that a graph computes."""
 
-    def __init__(self, constants: Constants, given: Collection[fx.Node] = ()) -> None:
-        """Take what is constant; `given`: inputs that hide what comes later and some keys, as those of a body."""
-        self._constants, self._given = constants, given
+    def __init__(
+        self, constants: Constants, later: Collection[fx.Node] = (), later_and_keys: Collection[fx.Node] = ()
+    ) -> None:
+        """Take what is constant, and inputs of which something is known, as those of a body.
+
+        Args:
+            later: that hide what comes later, and nothing else.
+            later_and_keys: that hide what comes later, and some keys from all queries of a sequence.
+        """
+        self._constants, self._later, self._later_and_keys = constants, later, later_and_keys
 
     def hides_nothing(self, mask: Any) -> bool:
         """Say whether a mask is a constant that is true everywhere."""
@@ -41,7 +49,7 @@ class KnownMasks:
         if value is not None:
             return value.ndim >= 2 and _is_triangle(value if where_zero else ~value)
         node = mask.tensor.node if isinstance(mask, View) and mask.tensor.computed is None else mask
-        return where_zero and isinstance(node, fx.Node) and self._hides(node) == (True, [])
+        return where_zero and isinstance(node, fx.Node) and self.node_hides_later(node)
 
     def hides_later_and_keys(self, mask: Any) -> bool:
         """Say whether a mask hides what comes later, some keys from all queries of a sequence, and nothing else.
@@ -58,9 +66,13 @@ class KnownMasks:
             and device_runtime(node.meta[EXAMPLE].device).has_triton
         )
 
+    def node_hides_later(self, node: fx.Node) -> bool:
+        """Say whether a node makes a mask that hides what comes later, and nothing else."""
+        return node in self._later or self._hides(node) == (True, [])
+
     def node_hides_later_and_keys(self, node: fx.Node) -> bool:
-        """Say the same of what a node makes."""
-        if node in self._given:
+        """Say whether a node makes a mask of which `hides_later_and_keys` is true."""
+        if node in self._later_and_keys:
             return True
         hides_later, others = self._hides(node)
         return hides_later and bool(others) and all(_is_of_keys(part) for part in others)
@@ -70,9 +82,11 @@ class KnownMasks:
         example = node.meta.get(EXAMPLE)
         if not isinstance(example, Tensor) or example.dtype != torch.bool or example.ndim < 2:
             return False, []
-        rest = [part for part in _parts(node) if not self._compares_places(part)]
-        compared = len(rest) < len([*_parts(node)])
-        values = {part: self._constants.value(part) for part in rest}
+        joined, parts = _joined(node)
+        if any(self._constants.is_changed(each) for each in (*joined, *parts)):
+            return False, []
+        compared = [part for part in parts if self._compares_places(part, example.shape[-2:])]
+        values = {part: self._constants.value(part) for part in parts if part not in compared}
         constants = [value for value in values.values() if value is not None]
         others = [part for part, value in values.items() if value is None]
         if any(value.dtype != torch.bool for value in constants):
@@ -84,19 +98,22 @@ class KnownMasks:
         everything = constants[0].new_ones(example.shape[-2:])
         return _is_triangle(reduce(torch.logical_and, constants, everything)), others
 
-    def _compares_places(self, node: fx.Node) -> bool:
+    def _compares_places(self, node: fx.Node, shape: Sequence[int]) -> bool:
         """Say whether a node is true where a key comes no later than its query, by their places alone.
 
         So it is known of sequences for which the mask itself would be too large to compute here.
+
+        Args:
+            shape: queries and keys.
         """
-        name, sides = name_of(node), node.args[:2]
-        if name not in ("le", "ge") or not all(isinstance(side, fx.Node) for side in sides):
+        name, sides = name_of(node), [side for side in node.args[:2] if isinstance(side, fx.Node)]
+        if name not in ("le", "ge") or len(sides) != 2:
             return False
-        keys, queries = (self._constants.value(side) for side in (sides if name == "le" else sides[::-1]))  # type: ignore[arg-type]
-        if keys is None or queries is None or queries.ndim < 2:
+        keys, queries = (self._constants.value(side) for side in (sides if name == "le" else sides[::-1]))
+        if keys is None or queries is None or not keys.ndim or queries.ndim < 2:
             return False
-        count = keys.shape[-1] if keys.ndim else 0
-        if keys.numel() != count or queries.numel() != count or queries.shape[-2] != count or not count:
+        count = keys.numel()
+        if {count} != {*shape, queries.numel(), keys.shape[-1], queries.shape[-2]}:
             return False
         key, query = keys.flatten(), queries.flatten()
         return bool((key <= query).all() and (query[:-1] < key[1:]).all())
@@ -116,16 +133,21 @@ class KnownMasks:
         return shows if value.is_floating_point() and bool((shows | (value == -torch.inf)).all()) else None
 
 
-def _parts(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield nodes that are true together where a node is."""
-    name, (first, *rest) = name_of(node), (*node.args, None)
-    if name in _BOTH and isinstance(first, fx.Node) and isinstance(rest[0], fx.Node):
-        yield from _parts(first)
-        yield from _parts(rest[0])
-    elif name in ("to", "expand", "contiguous") and isinstance(first, fx.Node) and _is_alike(first, node):
-        yield from _parts(first)
-    else:
-        yield node
+def _joined(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return nodes that are true together where a node is, behind those that join them."""
+    joined, parts, waiting = list[fx.Node](), list[fx.Node](), [node]
+    while waiting:
+        each = waiting.pop()
+        name, given = name_of(each), [side for side in each.args[:2] if isinstance(side, fx.Node)]
+        if name in _BOTH and len(given) == 2:
+            joined.append(each)
+            waiting += given
+        elif name in _MOVES and given and _is_alike(given[0], each):
+            joined.append(each)
+            waiting.append(given[0])
+        else:
+            parts.append(each)
+    return joined, parts
 
 
 def _is_alike(first: fx.Node, node: fx.Node) -> bool:

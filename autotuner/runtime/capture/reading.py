@@ -44,11 +44,12 @@ class Called:
     Args:
         within: the contexts of autocast that the call is in.
         constants: values of inputs.
-        later_and_keys: inputs that are masks which hide what comes later and some keys; see `KnownMasks`.
+        later, later_and_keys: inputs that are masks which hide what comes later; see `KnownMasks`.
     """
 
     within: tuple[fx.Node, ...] = ()
     constants: Mapping[fx.Node, Tensor] = field(default_factory=dict)
+    later: frozenset[fx.Node] = frozenset()
     later_and_keys: frozenset[fx.Node] = frozenset()
 
 
@@ -84,7 +85,7 @@ class GraphReading:
         self._fragments = Fragments()
         self._contexts = Contexts(graph, called.within)
         self._constants = Constants(self.order, self._is_changed, called.constants)
-        self._masks = KnownMasks(self._constants, called.later_and_keys)
+        self._masks = KnownMasks(self._constants, called.later, called.later_and_keys)
         self._reader = Reader(self._masks)
         self._read()
 
@@ -264,6 +265,7 @@ class GraphReading:
         return Called(
             within,
             {place: value for place, value in values.items() if value is not None},
+            frozenset(place for place, node in pairs if self._masks.node_hides_later(node)),
             frozenset(place for place, node in pairs if self._masks.node_hides_later_and_keys(node)),
         )
 

@@ -87,6 +87,16 @@ def later_and_others(counts: Tensor) -> Tensor:
     return later() & ~counts[:, None, None, :]
 
 
+def changed_in_place(counts: Tensor) -> Tensor:
+    mask = as_transformers(counts).clone()
+    mask[:, :, :, 0] = True
+    return mask
+
+
+def of_one_place(counts: Tensor) -> Tensor:
+    return (torch.zeros(1, 1).long() <= torch.zeros(1, 1).long()) & counts[:, None, None, :]
+
+
 def which_count() -> Tensor:
     """Return tokens that count: with padding behind, before, around and in between, and nothing but padding."""
     rows = ["111111", "111000", "000111", "011010", "000000"]
@@ -96,7 +106,7 @@ def which_count() -> Tensor:
 HALF_KNOWN = {"as transformers makes it": as_transformers, "other way round": other_way_round, "not": later_and_others}
 UNKNOWN = {
     "a window": near_and_keys, "without itself": strictly_later_and_keys, "queries": later_and_queries,
-    "both": later_and_both, "or": later_or_keys,
+    "both": later_and_both, "or": later_or_keys, "changed in place": changed_in_place, "of one place": of_one_place,
 }  # fmt: skip
 
 
@@ -146,12 +156,14 @@ def keys_from_one(counts: Tensor) -> Tensor:
     [(later_alone, True), (as_transformers, True), (places_from_three, True), (keys_from_one, False),
      (near_and_keys, False), (other_way_round, False)],
 )  # fmt: skip
+@pytest.mark.parametrize("checkpoints", [False, True])
 def test_a_mask_that_is_too_large_to_compute_is_known_by_the_places_that_it_compares(
-    mask: Mask, monkeypatch: pytest.MonkeyPatch, *, is_causal: bool
+    mask: Mask, monkeypatch: pytest.MonkeyPatch, *, is_causal: bool, checkpoints: bool
 ) -> None:
     monkeypatch.setattr(type(device_runtime(torch.device("cpu"))), "has_triton", True)
     monkeypatch.setattr(constants, "LIMIT", LENGTH**2 - 1)
-    model, x, counts = Decoder(mask).double(), torch.randn(5, LENGTH, 16).double(), which_count()
+    model = Decoder(mask, checkpoints=checkpoints).double()
+    x, counts = torch.randn(5, LENGTH, 16).double(), which_count()
     compilation = Compilation(model)
     found = gradients(model, lambda called: called(x, counts).square().sum(), compilation.model)
     assert_equal(found, gradients(model, lambda called: called(x, counts).square().sum()), EXACT)
