@@ -31,6 +31,7 @@ class KnownMasks:
             later_and_keys: that hide what comes later, and some keys from all queries of a sequence.
         """
         self._constants, self._later, self._later_and_keys = constants, later, later_and_keys
+        self._found: dict[fx.Node, tuple[bool, list[fx.Node]]] = {}
 
     def hides_nothing(self, mask: Any) -> bool:
         """Say whether a mask is a constant that is true everywhere."""
@@ -78,7 +79,15 @@ class KnownMasks:
         return hides_later and bool(others) and all(_is_of_keys(part) for part in others)
 
     def _hides(self, node: fx.Node) -> tuple[bool, list[fx.Node]]:
-        """Say whether what is constant of a boolean mask hides what comes later and nothing else; and what is none."""
+        """Say whether what is constant of a boolean mask hides what comes later and nothing else; and what is none.
+
+        It is worked out once: all layers ask of the same mask.
+        """
+        if node not in self._found:
+            self._found[node] = self._looked_at(node)
+        return self._found[node]
+
+    def _looked_at(self, node: fx.Node) -> tuple[bool, list[fx.Node]]:
         example = node.meta.get(EXAMPLE)
         if not isinstance(example, Tensor) or example.dtype != torch.bool or example.ndim < 2:
             return False, []

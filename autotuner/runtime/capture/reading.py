@@ -259,14 +259,20 @@ class GraphReading:
             given: what it is called with; none of it where it is called more than once.
             within: the contexts of autocast of the call.
         """
-        inputs = [node for node in body.nodes if node.op == "placeholder"]
-        pairs = [(place, node) for place, node in zip(inputs, given, strict=False) if isinstance(node, fx.Node)]
-        values = {place: self._constants.value(node) for place, node in pairs}
+        inputs = (node for node in body.nodes if node.op == "placeholder")
+        constants: dict[fx.Node, Tensor] = {}
+        others: dict[fx.Node, fx.Node] = {}
+        for place, node in zip(inputs, given, strict=False):
+            value = self._constants.value(node) if isinstance(node, fx.Node) else None
+            if value is not None:
+                constants[place] = value
+            elif isinstance(node, fx.Node):
+                others[place] = node
         return Called(
             within,
-            {place: value for place, value in values.items() if value is not None},
-            frozenset(place for place, node in pairs if self._masks.node_hides_later(node)),
-            frozenset(place for place, node in pairs if self._masks.node_hides_later_and_keys(node)),
+            constants,
+            frozenset(place for place, node in others.items() if self._masks.node_hides_later(node)),
+            frozenset(place for place, node in others.items() if self._masks.node_hides_later_and_keys(node)),
         )
 
 
