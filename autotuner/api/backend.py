@@ -31,6 +31,7 @@ from autotuner.runtime.capture.checkpointed import repeat_as_drawn, with_checkpo
 from autotuner.runtime.capture.heads import Head, join_heads
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
+from autotuner.runtime.devices.compiled_draws import note_generators
 from autotuner.runtime.early_gradients import note_readers
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.joined_parameters import join_parameters
@@ -345,6 +346,7 @@ def _device_type(example_inputs: Sequence[Any]) -> str:
 
 def compiler_of(name: str, mode: str | None = None, inductor: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Return the compiler of what is not tuned; `mode` and `inductor` are of Inductor."""
+    note_generators()
     if name == "inductor":
         from torch import _TorchCompileInductorWrapper
         from torch._inductor import config

@@ -1,13 +1,13 @@
 """Graphs of calls: calls in a row are captured at their second time and then replayed; and order between streams.
 
-The first time they run one by one, which sets up what libraries need. The second time they are captured, and from then
-on replayed. Random kernels draw from torch's default generator, which torch registers with each graph: replays draw new
-numbers, and the same as the calls one by one would. Where the current stream is being captured already, the calls run
-one by one, into the caller's graph.
+The first time in a thread they run one by one, which sets up what libraries need there. The second time they are
+captured, and from then on replayed: replays draw new random numbers, and the same as the calls one by one would.
+Where the current stream is being captured already, the calls run one by one, into the caller's graph.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 from weakref import WeakSet
 
@@ -44,12 +44,14 @@ class CallSequence:
     Args:
         replays: whether a graph may be made of them.
         names: of the calls, under which torch's profiler has them where they run one by one; () for none.
+        ran: the threads in which they ran one by one.
+        graphs: replays by stream.
     """
 
     calls: Sequence[Run]
     replays: bool = True
     names: Sequence[str] = ()
-    ran: bool = False
+    ran: set[int] = field(default_factory=set)
     graphs: dict[int, Run] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -61,7 +63,7 @@ class CallSequence:
         else:
             for call in self.calls:
                 call()
-        self.ran = True
+        self.ran.add(get_ident())
 
 
 @dataclass(eq=False)
@@ -115,7 +117,7 @@ class Graphs:
         stream = device.stream()
         replay = sequence.graphs.get(stream)
         if replay is None:
-            if not sequence.ran or len(sequence.graphs) == STREAMS:
+            if get_ident() not in sequence.ran or len(sequence.graphs) == STREAMS:
                 sequence.run()
                 return
             try:

@@ -1,7 +1,10 @@
 """CUDA devices at run time: streams, events, and graphs of calls. Torch has AMD's devices under this name, too.
 
-Random kernels draw from torch's default generator, which torch registers with each graph: replays draw new numbers, and
-the same as the calls one by one would.
+Random kernels draw from torch's default generator: replays of a graph draw new numbers, the same as its calls one by
+one would. That generator may have another state at each replay: what torch compiles with checkpoints draws from
+states of its own (`compiled_draws`). But a graph advances those alone that are registered with it. So each has a
+state of its own, which is set to where the generator is before a replay, and the generator to where the graph has
+come behind it.
 """
 
 import gc
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.device import CUDA, NVIDIA, vendor_of
+from autotuner.runtime.devices.compiled_draws import generators_on
 from autotuner.runtime.devices.cuda_link import CudaLink
 from autotuner.runtime.devices.protocol import Run, in_state
 from autotuner.runtime.devices.storages import is_alone
@@ -49,6 +53,34 @@ def without_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+class DrawingReplay:
+    """Replays a graph, which draws on from where a generator is.
+
+    Args:
+        replay: of the graph.
+        generator: that is drawn from.
+        own: the state that the graph draws from, registered with it.
+    """
+
+    def __init__(self, replay: Run, generator: torch.Generator, own: torch.Generator) -> None:
+        self._replay, self._generator, self._own = replay, generator, own
+        self._draws: bool | None = None
+
+    def __call__(self) -> None:
+        if self._draws is False:
+            self._replay()
+            return
+        generator, own = self._generator, self._own
+        seed, began = generator.initial_seed(), generator.get_offset()
+        if own.initial_seed() != seed:
+            own.manual_seed(seed)
+        own.set_offset(began)
+        self._replay()
+        ended = own.get_offset()
+        self._draws = ended != began
+        generator.set_offset(ended)
 
 
 class CudaRuntime:
@@ -137,13 +169,20 @@ class CudaRuntime:
         two for each note, which begin at the same place.
         """
         side = self._side()
-        graph = torch.cuda.CUDAGraph()
-        with _CAPTURES, without_collection(), self.guard():
+        graph, generator = torch.cuda.CUDAGraph(), self._generator()
+        own = generator.clone_state()
+        with _CAPTURES, without_collection(), self.guard(), self._drawing(own):
+            self._register_compiled(graph)
             notes = _NOTES[self.index] = [self._states(graph, number) for number in range(repeats)]
             try:
-                return self._captured(run, pool, side, graph)
+                self._capture(run, pool, side, graph)
             finally:
                 notes.clear()
+        return DrawingReplay(graph.replay, generator, own)
+
+    def _register_compiled(self, graph: torch.cuda.CUDAGraph) -> None:
+        for generator in generators_on(self.device):
+            graph.register_generator_state(generator)
 
     def _states(self, graph: torch.cuda.CUDAGraph, number: int) -> tuple[torch.Generator, torch.Generator]:
         """Return two equal states of the generator, which a graph advances; those of other numbers draw others."""
@@ -157,7 +196,7 @@ class CudaRuntime:
     def _generator(self) -> torch.Generator:
         return torch.cuda.default_generators[self.index]
 
-    def _captured(self, run: Run, pool: Any, side: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> Run:
+    def _capture(self, run: Run, pool: Any, side: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> None:
         try:
             # The outer one restores the current stream where the end of a capture fails.
             with (
@@ -168,15 +207,15 @@ class CudaRuntime:
         except Exception:
             self._recover(side, pool)
             raise
-        return graph.replay
 
     def _recover(self, side: torch.cuda.Stream, pool: Any) -> None:
-        """After a capture that failed: a capture that ends well leaves torch's generator ready for plain draws."""
+        """After a capture that failed: a capture that ends well leaves generators ready for plain draws."""
         with suppress(Exception):
             torch._C._cuda_endAllocateToPool(self.index, pool)
         with suppress(Exception):
             anything = torch.zeros(1, device=f"cuda:{self.index}")
             graph = torch.cuda.CUDAGraph()
+            self._register_compiled(graph)
             with (
                 torch.cuda.stream(self.current()),
                 torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout, gelu
+from torch.utils.checkpoint import checkpoint
 
 from autotuner.ir.device import CUDA
+from autotuner.runtime.devices import device_runtime
+from autotuner.runtime.whole_step import WholeStep
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 from tests.runtime.capture.test_autocast import autocast, check_close, widened
 from tests.runtime.capture.test_models import LAYERS, MODELS, bert, llama, loss_of, padded_bert
@@ -105,3 +109,75 @@ def test_dropout_of_a_captured_step_draws_anew_at_each_replay() -> None:
         graph.replay()
         seen.append(y.detach().clone())
     assert all(not torch.equal(seen[0], other) for other in seen[1:])
+
+
+class Adding(nn.Module):
+    """Adds its biases where its dropout keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        nn.init.zeros_(self.down.weight)
+        nn.init.uniform_(self.down.bias, 0.5, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + dropout(self.down(gelu(self.up(self.norm(x)))), 0.4)
+
+
+class Drawing(nn.Module):
+    """Checkpointed layers, the first thing that runs in forward and in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Adding() for _ in range(3))
+
+    @property
+    def biases(self) -> list[nn.Parameter]:
+        return [each for name, each in self.named_parameters() if name.endswith("down.bias")]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
+@pytest.mark.filterwarnings("error:a tuned module runs without CUDA graphs")
+def test_checkpointed_layers_draw_the_same_masks_again_where_they_are_replayed(compiler: str) -> None:
+    model, x = Drawing().to(CUDA), torch.randn(2, 24, 16, device=CUDA)
+    compilation = Compilation(model, compiler=compiler)
+    added = []
+    for _ in range(2 * STEPS):
+        model.zero_grad()
+        y = compilation.model(x)
+        y.sum().backward()
+        added.append((y - x).detach().sum((0, 1)))
+        repeated = sum(each.detach() * (0 if each.grad is None else each.grad) for each in model.biases)
+        torch.testing.assert_close(repeated, added[-1], rtol=1e-4, atol=1e-3)
+    assert [region.calls for region in compilation.regions] == [2 * 2 * STEPS] * 3
+    assert len({tuple(each.tolist()) for each in added}) == len(added)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_checkpointed_layers_of_a_captured_step_draw_the_same_masks_again(micro_batches: int) -> None:
+    model = Drawing().to(CUDA)
+    for name, each in model.named_parameters():
+        each.requires_grad_(name.endswith("down.bias"))
+    optimizer = torch.optim.SGD(model.biases, lr=0.01)
+    compilation = Compilation(model, compiler="inductor", in_place=True)
+
+    def loss(batch: Any) -> Tensor:
+        found: Tensor = compilation.model(batch["x"]).sum()
+        return found
+
+    step = WholeStep(model, optimizer, loss, recorder=device_runtime(torch.device(CUDA, 0)))
+    losses = []
+    for _ in range(2 * STEPS):
+        batches = [{"x": torch.zeros(2, 24, 16, device=CUDA)} for _ in range(micro_batches)]
+        before = [each.detach().clone() for each in model.biases]
+        losses.append(float(step(*batches)))
+        gradients = [(old - new.detach()) / 0.01 for old, new in zip(before, model.biases, strict=True)]
+        repeated = sum(float((old * each).sum()) for old, each in zip(before, gradients, strict=True))
+        assert losses[-1] == pytest.approx(repeated, rel=1e-3)
+    assert step.replays == 2 * STEPS - 2, step.note
+    assert len(set(losses)) == len(losses)
