@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autotuner.runtime.devices import CpuRuntime
 from autotuner.runtime.plain_step import PlainStep
@@ -66,3 +66,16 @@ def test_a_backward_that_failed_before_any_update_is_begun_anew() -> None:
     with pytest.raises(RuntimeError):
         step.run([torch.ones(4, 5)])
     assert put_back()
+
+
+def test_backward_runs_in_the_thread_that_runs_the_step() -> None:
+    model, seen = nn.Linear(3, 2), []
+
+    def loss(x: Tensor) -> Tensor:
+        found: Tensor = model(x).square().sum()
+        found.register_hook(lambda _: seen.append(torch._C._is_multithreading_enabled()))  # type: ignore[no-untyped-call]
+        return found
+
+    PlainStep(model, torch.optim.SGD(model.parameters()), loss).run([X, X])
+    assert seen == [False, False]
+    assert torch._C._is_multithreading_enabled()

@@ -16,6 +16,7 @@ from autotuner.runtime.whole_step import WholeStep
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 from tests.runtime.capture.test_autocast import autocast, check_close, widened
 from tests.runtime.capture.test_models import LAYERS, MODELS, bert, llama, loss_of, padded_bert
+from tests.runtime.test_given_back import alive
 
 pytestmark = pytest.mark.gpu
 SHARE = 2e-5
@@ -171,11 +172,13 @@ def test_checkpointed_layers_of_a_captured_step_draw_the_same_masks_again(micro_
         return found
 
     step = WholeStep(model, optimizer, loss, recorder=device_runtime(torch.device(CUDA, 0)))
-    losses = []
-    for _ in range(2 * STEPS):
+    losses, before_all = [], len(alive())
+    for number in range(2 * STEPS):
         batches = [{"x": torch.zeros(2, 24, 16, device=CUDA)} for _ in range(micro_batches)]
         before = [each.detach().clone() for each in model.biases]
         losses.append(float(step(*batches)))
+        if number < 2:  # before the capture
+            assert len(alive()) == before_all
         gradients = [(old - new.detach()) / 0.01 for old, new in zip(before, model.biases, strict=True)]
         repeated = sum(float((old * each).sum()) for old, each in zip(before, gradients, strict=True))
         assert losses[-1] == pytest.approx(repeated, rel=1e-3)
