@@ -27,6 +27,19 @@ def test_lengths_are_half_padding_and_batches_nearly_full(bench: ModuleType) -> 
     assert all(0.99 * 16384 < sum(own) <= 16384 for own in batches)
 
 
+def test_buckets_have_similar_lengths_and_two_batches_at_least(bench: ModuleType) -> None:
+    lengths = bench.drawn_lengths(argparse.Namespace(lengths=None, length=512))
+    rows, widths = bench.bucketed(lengths, 32)
+    assert len(rows) == bench.OF_BUCKETS
+    assert {len(own) for own in rows} == {32}
+    assert all(max(own) <= width for own, width in zip(rows, widths, strict=True))
+    assert len(set(widths)) == 4
+    assert min(widths.count(width) for width in widths) >= 2
+    tokens = sum(map(sum, rows))
+    assert tokens / sum(32 * width for width in widths) > 0.85  # as against a half of those padded to 512
+    assert tokens / (32 * len(rows)) == pytest.approx(sum(lengths) / len(lengths), rel=0.05)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_other_kernels_see_what_packed_attention_sees(bench: ModuleType, causal: bool) -> None:
     slots = 32
