@@ -80,3 +80,9 @@ def test_generators_of_compiled_functions_are_noted(monkeypatch: pytest.MonkeyPa
     initialize(1, 0, [], [], device=CPU)
     assert list(generators_on(CPU)) == made
     assert not list(generators_on(torch.device("meta")))
+
+
+def test_a_torch_that_makes_its_generators_elsewhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(runtime_wrappers, "initialize_rng_states")
+    note_generators()
+    assert not hasattr(runtime_wrappers, "initialize_rng_states")

@@ -82,7 +82,7 @@ def slope(kind: str, y: Tensor, right: Tensor) -> Tensor:
     for factor in reversed(fit.left):
         falling = (falling + factor) * root
     below = (-wide).clamp(min=SMALLEST)
-    falling = falling - below * below.log() * -(fit.tail[0] + fit.tail[1] * root)
+    falling = falling + below * below.log() * (fit.tail[0] + fit.tail[1] * root)
     return torch.where(right > 0, _rising(fit, wide, root), falling)
 
 

@@ -16,11 +16,14 @@ _MADE: list[torch.Generator] = []
 
 
 def note_generators() -> None:
-    """Note the generators of functions that are called for the first time from now on."""
+    """Note the generators of functions that are called for the first time from now on.
+
+    Where torch makes them elsewhere than it did up to 2.13, none is noted; graphs that draw from one are not captured.
+    """
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    make: Any = runtime_wrappers.initialize_rng_states
-    if hasattr(make, "__wrapped__"):
+    make: Any = getattr(runtime_wrappers, "initialize_rng_states", None)
+    if make is None or hasattr(make, "__wrapped__"):
         return
 
     @wraps(make)
