@@ -119,12 +119,6 @@ _INEXACT: Mapping[str, tuple[int, ...]] = {
 """Inputs through which an error of at most a share goes on as one of about that share: products, sums, norms and smooth
 functions. ReLU's gradient is none, which takes the sign; neither is softmax, which takes the exponential."""
 
-_BRANCHES: Mapping[str, tuple[int, ...]] = {
-    "bias": (2,), "contraction": (2,), **dict.fromkeys(("gelu_erf", "gelu_tanh"), (0,)),
-    **dict.fromkeys(("gelu_erf_grad", "gelu_tanh_grad"), (1,)),
-}  # fmt: skip
-"""What makes the argument, and what reads it."""
-
 FORMATS: Mapping[str, StorageFormat] = {
     each.name: each
     for each in (
@@ -145,10 +139,6 @@ FORMATS: Mapping[str, StorageFormat] = {
         StorageFormat("sign", "uint8", _bits, operands={"relu": (1,), "relu_grad": (1,)}, meaning="signs",
                       encode=f"{_ENCODINGS}:to_signs", decode=f"{_ENCODINGS}:from_signs",
                       projects=True, fused=True, for_memory=True),
-        # On which side of GELU's least value its argument is: beside GELU's result, all that its gradient needs.
-        StorageFormat("branch", "uint8", _bits, operands=_BRANCHES, meaning="branches",
-                      encode=f"{_ENCODINGS}:to_branches", decode=f"{_ENCODINGS}:from_signs",
-                      projects=True, for_memory=True),
         # Integers from -127 to 127, and behind them a float32 scale for each group. Of the largest of its group, an
         # element is off by 1/254 at most: rounded to nearest, it is bounded and the same in each run, not unbiased.
         StorageFormat("int8", "uint8", _grouped, operands=_INEXACT, numerics="8-bit", encode=f"{_ENCODINGS}:to_int8",

@@ -73,22 +73,6 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class FromResult:
-    """Sets of `Connected` in backward with a gradient that is computed from its operator's result, of which all that
-    it reads beside is stored in a format: of the operator's argument, nothing else is held.
-
-    Args:
-        sets: the sets.
-        kinds: of such gradients, each with its operator's.
-        dtypes: of such results.
-    """
-
-    sets: Connected
-    kinds: tuple[tuple[str, str], ...]
-    dtypes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Draws:
     """All operators of kinds that draw masks at once, but for masks that drop what a softmax makes."""
 
@@ -101,4 +85,4 @@ class ParameterCasts:
     that products read or make, or of the others."""
 
 
-Pattern = Operators | Attention | AttentionGrad | Siblings | Pair | Connected | FromResult | Draws | ParameterCasts
+Pattern = Operators | Attention | AttentionGrad | Siblings | Pair | Connected | Draws | ParameterCasts

@@ -53,8 +53,7 @@ def test_the_parts_of_a_form_are_read_from_its_text() -> None:
         ("b**@0/2", "'b**' is no layout"),
         (
             "bl:bits",
-            "'bits' is no storage format: write raw, byte, bit, seed, flash, cudnn, efficient, sign, branch, int8 "
-            "or absent",
+            "'bits' is no storage format: write raw, byte, bit, seed, flash, cudnn, efficient, sign, int8 or absent",
         ),
         ("b*l:bit@0/2", "a slice of a stack cannot be stored as a bit: write raw or byte"),
         ("bl*", "'bl*': a stacking axis `*` and a slice `@index/count` go together"),

@@ -58,16 +58,6 @@ def test_signs_are_of_what_relu_makes_and_its_gradient_reads_second() -> None:
     assert not signs.admits("gelu_erf_grad", 1)
 
 
-def test_sides_are_of_what_gelu_reads_and_its_gradient_reads_second() -> None:
-    sides = FORMATS["branch"]
-    assert sides.admits("bias", 2)
-    assert sides.admits("gelu_erf", 0)
-    assert not sides.admits("gelu_erf", 1)
-    assert sides.admits("gelu_tanh_grad", 1)
-    assert not sides.admits("silu_grad", 1)
-    assert Form.parse("ba:branch").stored("bfloat16", "ab", (3, 5)) == Stored("uint8", (2,), (1,), 0, 2)
-
-
 def test_formats_of_masks_are_for_all_that_kinds_write_as_masks() -> None:
     places = {
         kind.name: tuple(place for place, symbol in enumerate(symbols_of(kind)) if symbol == "M")

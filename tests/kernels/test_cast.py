@@ -75,9 +75,7 @@ def test_a_vector_that_is_cast_keeps_its_declared_order() -> None:
     letters = global_letters(subgraph)
     (vector,) = (number for number in subgraph.boundary if len(subgraph.tensors[number].extents) == 1)
     assert letters[vector] == letters[subgraph.outputs[-1]][-1]
-    rows = list(fused_layouts(subgraph))
-    assert len(rows) == 2 * 6  # with GELU's argument, and with its side
-    assert sum(any(text.endswith(":branch") for text in row) for row in rows) == 6
+    assert len(list(fused_layouts(subgraph))) == 6
 
 
 @pytest.mark.slow

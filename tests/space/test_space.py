@@ -454,25 +454,6 @@ def test_to_save_memory_relus_result_may_be_held_as_signs() -> None:
     assert not any("sign" in text for choice in plainly.choices for text in choice.forms)
 
 
-@pytest.mark.slow
-def test_to_save_memory_the_side_of_gelus_argument_may_be_held() -> None:
-    graph = layer(p=0.0, dtype="bfloat16")
-    saving, plainly = (build_space(graph, load_space(CPU), saving=saving) for saving in (True, False))
-    assert forms(saving, "linear1_biased") == forms(plainly, "linear1_biased") | {"blf:branch"}
-    assert not any(
-        ":branch" in str(form) for name in graph.tensors if name != "linear1_biased" for form in forms(saving, name)
-    )
-    readers = [choice for choice in saving.choices if choice.candidate.kernel == "inductor_from_result"]
-    assert {choice.cover.operators for choice in readers} == {
-        ("grad_linear1_biased",), ("grad_linear1_biased", "grad_linear1_bias"),
-    }  # fmt: skip
-    for choice in readers:
-        assert (choice.by_tensor["linear1_biased"], choice.by_tensor["activation"]) == ("blf:branch", "blf")
-    packed = [each for each in saving.conversions if each.target.endswith(":branch")]
-    assert {(each.tensor, each.source) for each in packed} == {("linear1_biased", "blf")}
-    assert not any("branch" in text for choice in plainly.choices for text in choice.forms)
-
-
 def test_a_slice_with_the_stack_outermost_is_an_ordinary_tensor() -> None:
     assert plain("*nph@1/3#a+b+c") == "nph"
     assert plain("bl*np@1/3#a+b+c") == "bl*np@1/3#a+b+c"

@@ -1,4 +1,4 @@
-"""Conversions between storage formats: of dropout masks, of what is read for its sign or side, and to 8 bits.
+"""Conversions from one storage format to another: of dropout masks, of what is read for its sign, and to 8 bits.
 
 They are compiled loops over memory as it lies, once through for each. A loop over booleans,
 or from integers to bytes, compiles to scalar code that is 5 to 40 times slower (torch 2.13, Xeon with AVX-512), so
@@ -18,7 +18,6 @@ from autotuner.ir.records import Call
 from autotuner.kernels.inductor.fused import compiled_for
 from autotuner.kernels.torch.elementwise import in_memory_order
 from autotuner.kernels.torch.formats import quantized, split_int8
-from autotuner.kernels.torch.gelu_slope import is_right
 from autotuner.kernels.torch.masks import DRAWS, drawn_keeps, part_length
 
 Run = Callable[[], Any]
@@ -65,19 +64,10 @@ def pack(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run
 
 def pack_signs(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
     """Pack into bits which elements are above 0, or no numbers."""
-    return _packed(call, inputs, outputs, _signs)
-
-
-def pack_branches(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
-    """Pack into bits which elements are on the right side of GELU's least value, or no numbers."""
-    return _packed(call, inputs, outputs, _branches)
-
-
-def _packed(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor], body: Body) -> Run:
     source, bits = _line(inputs[0]), outputs[0]
     whole = source.numel() // BITS * BITS
-    rest = [_packs_rest(source[whole:], bits[whole // BITS :], body)] if whole < source.numel() else []
-    return _together([*rest, *([_packs_raw(call, source[:whole], bits[: whole // BITS], body)] if whole else [])])
+    rest = [_packs_rest(source[whole:], bits[whole // BITS :], _signs)] if whole < source.numel() else []
+    return _together([*rest, *([_packs_raw(call, source[:whole], bits[: whole // BITS], _signs)] if whole else [])])
 
 
 def _packs_raw(call: Call, source: Tensor, bits: Tensor, body: Body) -> Run:
@@ -256,11 +246,6 @@ def _to_bytes(raw: Tensor, ones: Tensor) -> tuple[()]:
 def _signs(raw: Tensor, ones: Tensor) -> tuple[()]:
     """Write 1 where ReLU's gradient lets through what arrives, as the framework does: also behind NaN."""
     ones.copy_(torch.where(raw <= 0, 0.0, 1.0).to(torch.uint8))
-    return ()
-
-
-def _branches(raw: Tensor, ones: Tensor) -> tuple[()]:
-    ones.copy_(is_right(raw).to(torch.uint8))
     return ()
 
 

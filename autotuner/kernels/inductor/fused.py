@@ -1,7 +1,6 @@
 """Inductor on a subgraph: the reference is traced on the operands as they lie, and compiled to write its outputs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,14 +12,12 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.nn import functional
 
 from autotuner.ir.formats import BITS
-from autotuner.ir.records import Call, Node, Subgraph
+from autotuner.ir.records import Call
 from autotuner.kernels.inductor.whole_bytes import BytesSeen, by_whole_bytes
 from autotuner.kernels.reference import evaluate
 from autotuner.kernels.torch.formats import decoded, encoded
-from autotuner.kernels.torch.gelu_slope import APPROXIMATE, FITS, argument_from, slope
 
 Compiled = Callable[[list[Tensor]], Any]
 
@@ -32,57 +29,7 @@ def fused(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Ca
     return lambda: run(list(operands))
 
 
-def from_result(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
-    """Compile, or fetch, a subgraph whose gradient of GELU is computed from GELU's result and its argument's side."""
-    operands = (*inputs, *outputs)
-    run = compiled_for(call.key, written_outputs(call, len(inputs), with_slopes), operands)
-    return lambda: run(list(operands))
-
-
-def with_slopes(subgraph: Subgraph, read: Sequence[Tensor]) -> list[Tensor | None]:
-    """Run a subgraph with GELU's slopes, by its result and its argument's side, in place of its gradient's formula."""
-    made, argument = _gelu_in(subgraph)
-    result = made.outputs[0]
-    nodes = [
-        replace(node, kind="multiply") if node.kind == f"{made.kind}_grad" else node
-        for node in subgraph.nodes if node is not made
-    ]  # fmt: skip
-    known = dict(zip(subgraph.inputs, read, strict=True))
-    slopes = {argument: slope(made.kind, known[result], known[argument])}
-    return evaluate(replace(subgraph, nodes=tuple(nodes)), [(known | slopes)[number] for number in subgraph.inputs])
-
-
-def fill_in_result(subgraph: Subgraph, inputs: Sequence[Tensor]) -> None:
-    """Make GELU's result that of the given argument."""
-    made, argument = _gelu_in(subgraph)
-    known = dict(zip(subgraph.inputs, inputs, strict=True))
-    known[made.outputs[0]].copy_(functional.gelu(known[argument].float(), approximate=APPROXIMATE[made.kind]))
-
-
-def from_rounded_result(subgraph: Subgraph, operands: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return operands in float64 with GELU's argument as its result tells it: what results are verified against.
-
-    Args:
-        operands: of the subgraph, in float64; of the argument, its side.
-    """
-    made, argument = _gelu_in(subgraph)
-    known = dict(zip(subgraph.inputs, operands, strict=True))
-    result, right = known[made.outputs[0]], known[argument]
-    assert result is not None
-    assert right is not None
-    known[argument] = argument_from(made.kind, result, right)
-    return [known[number] for number in subgraph.inputs]
-
-
-def _gelu_in(subgraph: Subgraph) -> tuple[Node, int]:
-    """Return the operator whose result is read, and the number of its argument."""
-    made = next(node for node in subgraph.nodes if node.kind in FITS and node.outputs[0] in subgraph.inputs)
-    return made, made.inputs[0]
-
-
-def written_outputs(
-    call: Call, count: int, run: Callable[[Subgraph, Sequence[Tensor]], list[Tensor | None]] = evaluate
-) -> Callable[..., tuple[()]]:
+def written_outputs(call: Call, count: int) -> Callable[..., tuple[()]]:
     """Return a function of `count` inputs and the outputs, which computes a subgraph and copies results into these.
 
     What is stored in a flat format is decoded before the operators, and encoded behind them.
@@ -103,7 +50,7 @@ def written_outputs(
             decoded(operand, form, tensor, None) if form.is_flat else operand
             for operand, (form, tensor) in zip(viewed[:count], stored, strict=False)
         ]
-        made = run(seen.subgraph, read)
+        made = evaluate(seen.subgraph, read)
         for target, value, (form, tensor) in zip(viewed[count:], made, stored[count:], strict=True):
             if value is not None:
                 target.copy_(encoded(value, form, tensor) if form.is_flat else value)

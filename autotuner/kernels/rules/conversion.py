@@ -26,10 +26,9 @@ UNPACKED = (("bit", "raw"), ("bit", "byte"))
 EXPANDED = (("seed", "raw"), ("seed", "byte"))
 CAST = (("raw", "byte"), ("byte", "raw"))
 SIGNS = (("raw", "sign"),)
-SIDES = (("raw", "branch"),)
 QUANTIZED = (("raw", "int8"),)
 DEQUANTIZED = (("int8", "raw"),)
-STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST + SIGNS + SIDES + QUANTIZED + DEQUANTIZED)
+STORAGE_CHANGES = frozenset(PACKED + UNPACKED + EXPANDED + CAST + SIGNS + QUANTIZED + DEQUANTIZED)
 """Pairs of storage formats between which a conversion leads."""
 
 
@@ -143,7 +142,6 @@ KERNELS.add(
     _changing("inductor_expand", runs=f"{_CHANGING}:expand", refuses=_only(EXPANDED)),
     _changing("inductor_cast", runs=f"{_CHANGING}:cast", refuses=_only(CAST), flat=()),
     _changing("inductor_pack_signs", runs=f"{_CHANGING}:pack_signs", refuses=_only(SIGNS)),
-    _changing("inductor_pack_branches", runs=f"{_CHANGING}:pack_branches", refuses=_only(SIDES)),
     _changing("inductor_quantize", runs=f"{_CHANGING}:quantize", refuses=_only(QUANTIZED)),
     _changing("inductor_dequantize", runs=f"{_CHANGING}:dequantize", refuses=_only(DEQUANTIZED)),
 )

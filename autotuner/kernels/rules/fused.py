@@ -1,14 +1,13 @@
-"""The generic fused kernels: connected sets of element-wise and normalisation operators, compiled by Inductor."""
+"""The generic fused kernel: a connected set of element-wise and normalisation operators, compiled by Inductor."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from autotuner.ir.formats import FUSED, RAW, STRIDED_OF_MASKS
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import LETTERS, Candidate, Subgraph
 from autotuner.kernels.canonical import shared_axes
 from autotuner.kernels.geometry import has_programs, may_be_stored, memory_orders, operand_numbers
-from autotuner.kernels.patterns import Connected, FromResult
+from autotuner.kernels.patterns import Connected
 from autotuner.kernels.registry import KERNELS, Kernel, declared_layouts
 from autotuner.kernels.rules.elementwise import dropout_masks, stored_as, vectors
 from autotuner.kernels.rules.programs import not_as_declared
@@ -26,10 +25,6 @@ SETS = Connected(
     ),
 )
 """Few enough to compile them all."""
-SIDE = "branch"
-GRADIENTS = (("gelu_erf_grad", "gelu_erf"), ("gelu_tanh_grad", "gelu_tanh"))
-FROM_RESULT = FromResult(replace(SETS, alone=frozenset(dict(GRADIENTS))), GRADIENTS, ("bfloat16",))
-"""The slope is good enough of results in bfloat16; see `autotuner.kernels.torch.gelu_slope`."""
 
 
 def global_letters(subgraph: Subgraph) -> dict[int, str]:
@@ -79,12 +74,6 @@ def fused_formats(subgraph: Subgraph) -> dict[str, list[int]]:
         storage: [number for number in subgraph.boundary if may_be_stored(subgraph, number, storage)]
         for storage in FUSED
     }
-    read = {node.inputs[0] for node in subgraph.nodes if node.kind in dict(GRADIENTS).values()}
-    found[SIDE] = [
-        number for number in subgraph.outputs
-        if number in read and subgraph.tensors[number].dtype in FROM_RESULT.dtypes
-        and may_be_stored(subgraph, number, SIDE)
-    ]  # fmt: skip
     return {storage: numbers for storage, numbers in found.items() if numbers}
 
 
@@ -96,44 +85,5 @@ def not_fusible(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return not_as_declared(subgraph, candidate) if has_programs(subgraph) else None
 
 
-def from_result_layouts(subgraph: Subgraph) -> Iterator[tuple[str, ...]]:
-    """Enumerate those of a set that reads a result in place of an argument, of which it reads the side alone."""
-    argument = argument_of(subgraph)
-    for row in fused_layouts(subgraph):
-        if all(":" not in text for text in row):
-            yield tuple(
-                stored_as(text, SIDE) if number == argument else text
-                for number, text in zip(subgraph.boundary, row, strict=True)
-            )
-
-
-def argument_of(subgraph: Subgraph) -> int | None:
-    """Return the number of the argument of GELU whose result is read as well; None where there is none."""
-    made = {node.outputs[0]: node.inputs[0] for node in subgraph.nodes if node.kind in dict(GRADIENTS).values()}
-    return next((made[number] for number in subgraph.inputs if number in made), None)
-
-
-def no_result(subgraph: Subgraph, candidate: Candidate) -> str | None:
-    """Say that GELU's result is not read, or that more of its argument is than its side; or None."""
-    forms = dict(zip(subgraph.boundary, candidate.forms, strict=True))
-    argument = argument_of(subgraph)
-    if argument not in subgraph.inputs:
-        return "it computes GELU's gradient from GELU's result, and this one is not read"
-    if not forms[argument].endswith(f":{SIDE}"):
-        return f"of GELU's argument it reads the side, and not {forms[argument]}: write a form that ends in :{SIDE}"
-    return not_fusible(subgraph, candidate)
-
-
-def no_side(subgraph: Subgraph, candidate: Candidate) -> str | None:
-    """Say that the side of GELU's argument is read without its result, or which member is not fused; or None."""
-    if any(text.endswith(f":{SIDE}") for text in candidate.forms[: len(subgraph.inputs)]):
-        return "the side of GELU's argument is read beside its result by inductor_from_result alone"
-    return not_fusible(subgraph, candidate)
-
-
-KERNELS.add(Kernel("inductor", (), "autotuner.kernels.inductor.fused:fused", refuses=no_side, compiles=True,
-                   layouts=fused_layouts, pitched=True, flat=(*FUSED, SIDE), patterns=(SETS,)),
-            Kernel("inductor_from_result", (), "autotuner.kernels.inductor.fused:from_result", refuses=no_result,
-                   compiles=True, consistent="autotuner.kernels.inductor.fused:fill_in_result",
-                   rounds="autotuner.kernels.inductor.fused:from_rounded_result",
-                   layouts=from_result_layouts, pitched=True, flat=(SIDE,), patterns=(FROM_RESULT,)))  # fmt: skip
+KERNELS.add(Kernel("inductor", (), "autotuner.kernels.inductor.fused:fused", refuses=not_fusible, compiles=True,
+                   layouts=fused_layouts, pitched=True, flat=FUSED, patterns=(SETS,)))  # fmt: skip

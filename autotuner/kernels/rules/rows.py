@@ -48,7 +48,7 @@ SUM_BYTES = 4
 FLAT_COLUMNS = 8192
 """Purely element-wise sets are cut into rows of so many elements at most."""
 
-PACKED = tuple(name for name in FLAT if FORMATS[name].has_bits and (FORMATS[name].is_of_masks or FORMATS[name].fused))
+PACKED = tuple(name for name in FLAT if FORMATS[name].has_bits)
 """Formats that it reads and writes beside those with strides."""
 MASKS = "bit"
 """That of the masks which kernels by rows draw for each other."""

@@ -13,7 +13,6 @@ from autotuner.ir.form import Form
 from autotuner.ir.formats import BITS, GROUP, LARGEST, SCALE_BYTES
 from autotuner.ir.records import Subgraph, TensorType
 from autotuner.kernels.registry import load
-from autotuner.kernels.torch.gelu_slope import is_right
 from autotuner.kernels.torch.masks import drawn_keeps, part_length
 
 SEED_DIGITS = 15
@@ -89,13 +88,8 @@ def to_signs(values: Tensor, form: Form, tensor: TensorType, p: float | None, se
     return (ones.view(-1, BITS) * weights).sum(1).to(torch.uint8)
 
 
-def to_branches(values: Tensor, form: Form, tensor: TensorType, p: float | None, seed: int) -> Tensor:
-    """Return which elements are on the right side of GELU's least value, or no number, as bits in the same places."""
-    return to_signs(is_right(values), form, tensor, p, seed)
-
-
 def from_signs(stored: Tensor, form: Form, tensor: TensorType, p: float | None) -> Tensor:
-    """Return 1 where a bit is set, as of an element that was above 0, and 0 elsewhere."""
+    """Return 1 where an element was above 0, and 0 elsewhere."""
     places = torch.arange(BITS, dtype=torch.int32, device=stored.device)
     line = ((stored[:, None] >> places) & 1).view(-1)
     return _in_declared_order(line, form, tensor).to(getattr(torch, tensor.dtype))

@@ -163,14 +163,9 @@ def _chosen_words(name: str, step: Step, graph: Graph) -> Iterator[str]:
     others = [other for other in step.operators if other != name]
     together = f", together with {some(others, shown=8)}" if others else ""
     yield f"{name} is computed in {step.phase} by {call_words(step.kernel, step.params)}{together}."
-    read = {tensor_of(tensor) for tensor, _ in step.inputs}
-    undone = [o.name for o in graph.operators if o.name in step.recomputed and o.outputs[0] in read]
-    repeated = [name for name in step.recomputed if name not in undone]
-    if undone:
-        yield f"From the result of {some(undone)}, the kernel tells what that operator of forward has read."
-    if repeated:
+    if step.recomputed:
         for_others = f", and leaves {some(step.remade)} for other kernels" if step.remade else ""
-        yield f"The kernel repeats {some(repeated)} of forward inside{for_others}."
+        yield f"The kernel repeats {some(step.recomputed)} of forward inside{for_others}."
     for verb, operands in (("reads", step.inputs), ("writes", step.outputs)):
         if operands:
             yield f"It {verb} {', '.join(_operand(tensor, form, graph) for tensor, form in operands)}."

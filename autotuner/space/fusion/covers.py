@@ -12,7 +12,6 @@ from autotuner.kernels.patterns import (
     AttentionGrad,
     Connected,
     Draws,
-    FromResult,
     Operators,
     Pair,
     ParameterCasts,
@@ -91,9 +90,6 @@ def occurrences(
         if isinstance(pattern, Connected):
             yield from _connected(graph, reach, pattern, max_operators, repeats=repeats)
     for pattern in patterns:
-        if isinstance(pattern, FromResult):
-            yield from _from_result(graph, reach, pattern, max_operators)
-    for pattern in patterns:
         if isinstance(pattern, Draws):
             yield from plain(pattern, _draws(graph, pattern.kinds))
     for pattern in patterns:
@@ -110,23 +106,6 @@ def _connected(
         if repeats and operators[0].phase == "backward":
             for each in Repeats(graph, reach, operators, pattern.kinds).variants():
                 yield Occurrence(pattern, operators, each.boundary, each.repeated, each.remade)
-
-
-def _from_result(graph: Graph, reach: Reach, pattern: FromResult, max_operators: int) -> Iterator[Occurrence]:
-    """Yield sets of backward with a gradient that is made of a result which backward reads anyway."""
-    kinds = dict(pattern.kinds)
-    for operators in connected_sets(graph, reach, pattern.sets, max_operators):
-        gradients = [o for o in operators if o.kind in kinds]
-        if len(gradients) != 1 or operators[0].phase != "backward":
-            continue
-        argument = gradients[0].inputs[1]
-        makers = [o for o in graph.consumers[argument] if o.kind == kinds[gradients[0].kind] and o.phase == "forward"]
-        others = [o for o in graph.consumers[argument] if o.phase == "backward" and o is not gradients[0]]
-        read, left = boundary(graph, operators)
-        if len(makers) == 1 and not others and argument in read:
-            (result,) = makers[0].outputs
-            if result in graph.saved and graph.tensors[result].dtype in pattern.dtypes:
-                yield Occurrence(pattern, operators, (tuple(dict.fromkeys((*read, result))), left), (makers[0],))
 
 
 def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:
