@@ -7,7 +7,7 @@ Where the current stream is being captured already, the calls run one by one, in
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from threading import get_ident
+from threading import local
 from typing import Any
 from weakref import WeakSet
 
@@ -37,6 +37,18 @@ class StreamOrder:
 STREAMS = 2
 
 
+class ThreadToken:
+    """Stands for a thread for as long as it runs; the number of one that has ended is soon that of another."""
+
+
+class _OfThread(local):
+    def __init__(self) -> None:
+        self.token = ThreadToken()
+
+
+_OF_THREAD = _OfThread()
+
+
 @dataclass(eq=False)
 class CallSequence:
     """Calls that run one after the other.
@@ -51,7 +63,7 @@ class CallSequence:
     calls: Sequence[Run]
     replays: bool = True
     names: Sequence[str] = ()
-    ran: set[int] = field(default_factory=set)
+    ran: WeakSet[ThreadToken] = field(default_factory=WeakSet)
     graphs: dict[int, Run] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -63,7 +75,7 @@ class CallSequence:
         else:
             for call in self.calls:
                 call()
-        self.ran.add(get_ident())
+        self.ran.add(_OF_THREAD.token)
 
 
 @dataclass(eq=False)
@@ -117,7 +129,7 @@ class Graphs:
         stream = device.stream()
         replay = sequence.graphs.get(stream)
         if replay is None:
-            if get_ident() not in sequence.ran or len(sequence.graphs) == STREAMS:
+            if _OF_THREAD.token not in sequence.ran or len(sequence.graphs) == STREAMS:
                 sequence.run()
                 return
             try:

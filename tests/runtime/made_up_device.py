@@ -90,7 +90,14 @@ class MadeUpDevice(CpuRuntime):
     def pool(self) -> str:
         return MEMORY
 
-    def captured(self, run: Callable[[], Any], pool: Any, repeats: int = 0) -> Callable[[], Any]:  # noqa: ARG002
+    def captured(
+        self,
+        run: Callable[[], Any],
+        pool: Any,
+        repeats: int = 0,  # noqa: ARG002
+        *,
+        is_whole_step: bool = False,  # noqa: ARG002
+    ) -> Callable[[], Any]:
         assert pool == MEMORY
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing\nmore lines")

@@ -7,7 +7,7 @@ import torch
 import torch._functorch.aot_autograd
 
 from autotuner.runtime.devices import compiled_draws
-from autotuner.runtime.devices.compiled_draws import generators_on, note_generators
+from autotuner.runtime.devices.compiled_draws import note_generators, pairs_on
 from autotuner.runtime.devices.cuda import DrawingReplay
 
 runtime_wrappers = torch._functorch._aot_autograd.runtime_wrappers
@@ -63,6 +63,25 @@ def test_a_graph_that_draws_nothing_leaves_the_generator_alone() -> None:
     assert (len(ran), generator.initial_seed(), generator.offset) == (2, 9, 0)
 
 
+def test_a_replay_draws_the_same_in_backward_behind_a_forward_that_had_none() -> None:
+    forward, backward, drawn = state(3, 8), state(3, 8), []
+
+    def replay() -> None:
+        drawn.append((forward.offset, backward.offset))
+        forward.offset += 4
+        backward.offset += 4
+
+    replayed = DrawingReplay(replay, state(7, 40), state(1, 0), [(forward, backward)])
+    replayed()
+    forward.offset += 4  # a forward that is only looked at
+    replayed()
+    replayed()
+    assert drawn == [(8, 8), (16, 16), (20, 20)]
+    forward.manual_seed(5)
+    replayed()
+    assert (backward.initial_seed(), drawn[-1]) == (5, (0, 0))
+
+
 def test_generators_of_compiled_functions_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [torch.Generator(), torch.Generator()]
 
@@ -78,8 +97,8 @@ def test_generators_of_compiled_functions_are_noted(monkeypatch: pytest.MonkeyPa
     initialize: Any = runtime_wrappers.initialize_rng_states
     assert initialize.__wrapped__ is make
     initialize(1, 0, [], [], device=CPU)
-    assert list(generators_on(CPU)) == made
-    assert not list(generators_on(torch.device("meta")))
+    assert pairs_on(CPU) == [tuple(made)]
+    assert not pairs_on(torch.device("meta"))
 
 
 def test_a_torch_that_makes_its_generators_elsewhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

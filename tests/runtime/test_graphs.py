@@ -2,6 +2,7 @@
 
 import warnings
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_graphs_that_come_after_all_others_are_gone_have_memory_of_their_own() -
     device.pool = lambda: next(pools)  # type: ignore[assignment, method-assign, return-value]
     taken: list[Any] = []
 
-    def captured(run: Run, pool: Any, repeats: int = 0) -> Run:  # noqa: ARG001
+    def captured(run: Run, pool: Any, repeats: int = 0, *, is_whole_step: bool = False) -> Run:  # noqa: ARG001
         taken.append(pool)
         return int
 
@@ -188,3 +189,24 @@ def test_what_a_capture_outlives_is_kept_until_nothing_is_captured(made_up: Made
     made_up.capturing = False
     workspace.tidy()
     assert workspace.outputs.outlived == []
+
+
+def test_a_row_is_captured_in_a_thread_in_which_it_has_run() -> None:
+    """A thread may have the number of one that has ended."""
+    device = MadeUpDevice()
+    graphs, _, (row,) = rows(device)
+
+    def run_in_a_thread(times: int) -> None:
+        def run() -> None:
+            for _ in range(times):
+                graphs.run(row)
+
+        thread = Thread(target=run)
+        thread.start()
+        thread.join()
+
+    for _ in range(3):
+        run_in_a_thread(1)
+    assert device.log == ["a"] * 3
+    run_in_a_thread(2)
+    assert device.log == ["a"] * 3 + ["a", "a", "captured", "a", "replayed"]

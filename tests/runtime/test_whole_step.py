@@ -192,7 +192,7 @@ def test_a_capture_that_fails_leaves_plain_steps_and_says_why() -> None:
     model = net()
     pair = Pair(model=model, uncaptured=lambda: lambda batch: loss_of(model, batch))
 
-    def fail(run: Any, pool: Any, repeats: int = 0) -> Any:  # noqa: ARG001
+    def fail(run: Any, pool: Any, repeats: int = 0, *, is_whole_step: bool = False) -> Any:  # noqa: ARG001
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     pair.recorder.captured = fail  # type: ignore[method-assign]

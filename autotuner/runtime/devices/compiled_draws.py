@@ -5,14 +5,18 @@ gives it pairs of generators with equal seeds, one for each of the two. A graph 
 alone that were registered with it before it was captured, and torch tells nobody which ones there are.
 """
 
-from collections.abc import Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 
-_MADE: list[torch.Generator] = []
+Pair = tuple[torch.Generator, torch.Generator]
+"""Of forward, and of backward."""
+
+_MADE: list[Pair] = []
 """They stay when their functions go: torch 2.11 has no weak references to generators."""
+NOTES = "_autotuner_notes"
+"""Attribute of torch's function that makes them, once what it makes is noted."""
 
 
 def note_generators() -> None:
@@ -23,22 +27,27 @@ def note_generators() -> None:
     from torch._functorch._aot_autograd import runtime_wrappers
 
     make: Any = getattr(runtime_wrappers, "initialize_rng_states", None)
-    if make is None or hasattr(make, "__wrapped__"):
+    if make is None or hasattr(make, NOTES):
         return
 
     @wraps(make)
     def noted(count: int, index: int, forward: Any, backward: Any, **rest: Any) -> None:
         make(count, index, forward, backward, **rest)
-        note((*forward, *backward))
+        _MADE.extend(zip(forward, backward, strict=True))
 
+    setattr(noted, NOTES, True)
     runtime_wrappers.initialize_rng_states = noted  # type: ignore[assignment]
 
 
-def note(generators: Sequence[torch.Generator]) -> None:
-    """Note generators that a compiled function draws from."""
-    _MADE.extend(generators)
-
-
-def generators_on(device: torch.device) -> Iterator[torch.Generator]:
+def pairs_on(device: torch.device) -> list[Pair]:
     """Return the noted generators of a device."""
-    return (each for each in _MADE if each.device == device)
+    return [pair for pair in _MADE if pair[0].device == device]
+
+
+def follow(generator: torch.Generator, leader: torch.Generator) -> None:
+    """Have a generator draw what another one draws from now on."""
+    seed, offset = leader.initial_seed(), leader.get_offset()
+    if generator.initial_seed() != seed:
+        generator.manual_seed(seed)
+    if generator.get_offset() != offset:
+        generator.set_offset(offset)

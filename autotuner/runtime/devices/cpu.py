@@ -60,7 +60,7 @@ class CpuRuntime:
     def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def captured(self, run: Run, pool: Any, repeats: int = 0) -> Run:  # noqa: ARG002
+    def captured(self, run: Run, pool: Any, repeats: int = 0, *, is_whole_step: bool = False) -> Run:  # noqa: ARG002
         raise RuntimeError(f"calls on {self.device} cannot be captured")
 
     def captured_alone(self, warm: Run, run: Run) -> Run:  # noqa: ARG002

@@ -8,7 +8,7 @@ come behind it.
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from threading import Lock
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.device import CUDA, NVIDIA, vendor_of
-from autotuner.runtime.devices.compiled_draws import generators_on
+from autotuner.runtime.devices.compiled_draws import Pair, follow, pairs_on
 from autotuner.runtime.devices.cuda_link import CudaLink
 from autotuner.runtime.devices.protocol import Run, in_state
 from autotuner.runtime.devices.storages import is_alone
@@ -62,25 +62,36 @@ class DrawingReplay:
         replay: of the graph.
         generator: that is drawn from.
         own: the state that the graph draws from, registered with it.
+        pairs: registered generators of compiled functions. Torch keeps both of a pair equal as it calls forward and
+            backward; a forward without backward leaves them apart, which a replay, that runs both, makes up for.
     """
 
-    def __init__(self, replay: Run, generator: torch.Generator, own: torch.Generator) -> None:
-        self._replay, self._generator, self._own = replay, generator, own
+    def __init__(
+        self, replay: Run, generator: torch.Generator, own: torch.Generator, pairs: Sequence[Pair] = ()
+    ) -> None:
+        self._replay, self._generator, self._own, self._pairs = replay, generator, own, pairs
         self._draws: bool | None = None
 
     def __call__(self) -> None:
-        if self._draws is False:
+        if self._draws is False and not self._pairs:
             self._replay()
             return
         generator, own = self._generator, self._own
-        seed, began = generator.initial_seed(), generator.get_offset()
-        if own.initial_seed() != seed:
-            own.manual_seed(seed)
-        own.set_offset(began)
-        self._replay()
-        ended = own.get_offset()
-        self._draws = ended != began
-        generator.set_offset(ended)
+        with _CAPTURES:  # a capture in another thread has the generator draw from elsewhere
+            for forward, backward in self._pairs:
+                follow(backward, forward)
+            follow(own, generator)
+            began = own.get_offset()
+            self._replay()
+            self._draws = own.get_offset() != began
+            if self._draws:
+                generator.set_offset(own.get_offset())
+
+
+def _register(graph: torch.cuda.CUDAGraph, pairs: Sequence[Pair]) -> None:
+    for pair in pairs:
+        for generator in pair:
+            graph.register_generator_state(generator)
 
 
 class CudaRuntime:
@@ -159,7 +170,7 @@ class CudaRuntime:
             yield
         current.wait_stream(side)
 
-    def captured(self, run: Run, pool: Any, repeats: int = 0) -> Run:
+    def captured(self, run: Run, pool: Any, repeats: int = 0, *, is_whole_step: bool = False) -> Run:
         """Return the replay of what a function queues.
 
         Captured is on a stream of its own, one for each stream that graphs are replayed on: a library keeps scratch
@@ -170,19 +181,15 @@ class CudaRuntime:
         """
         side = self._side()
         graph, generator = torch.cuda.CUDAGraph(), self._generator()
-        own = generator.clone_state()
-        with _CAPTURES, without_collection(), self.guard(), self._drawing(own):
-            self._register_compiled(graph)
+        pairs = pairs_on(self.device) if is_whole_step else []
+        with _CAPTURES, without_collection(), self.guard(), self._drawing(own := generator.clone_state()):
+            _register(graph, pairs)
             notes = _NOTES[self.index] = [self._states(graph, number) for number in range(repeats)]
             try:
-                self._capture(run, pool, side, graph)
+                self._capture(run, pool, side, graph, pairs)
             finally:
                 notes.clear()
-        return DrawingReplay(graph.replay, generator, own)
-
-    def _register_compiled(self, graph: torch.cuda.CUDAGraph) -> None:
-        for generator in generators_on(self.device):
-            graph.register_generator_state(generator)
+        return DrawingReplay(graph.replay, generator, own, pairs)
 
     def _states(self, graph: torch.cuda.CUDAGraph, number: int) -> tuple[torch.Generator, torch.Generator]:
         """Return two equal states of the generator, which a graph advances; those of other numbers draw others."""
@@ -196,7 +203,9 @@ class CudaRuntime:
     def _generator(self) -> torch.Generator:
         return torch.cuda.default_generators[self.index]
 
-    def _capture(self, run: Run, pool: Any, side: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> None:
+    def _capture(
+        self, run: Run, pool: Any, side: torch.cuda.Stream, graph: torch.cuda.CUDAGraph, pairs: Sequence[Pair]
+    ) -> None:
         try:
             # The outer one restores the current stream where the end of a capture fails.
             with (
@@ -205,17 +214,17 @@ class CudaRuntime:
             ):
                 run()
         except Exception:
-            self._recover(side, pool)
+            self._recover(side, pool, pairs)
             raise
 
-    def _recover(self, side: torch.cuda.Stream, pool: Any) -> None:
+    def _recover(self, side: torch.cuda.Stream, pool: Any, pairs: Sequence[Pair]) -> None:
         """After a capture that failed: a capture that ends well leaves generators ready for plain draws."""
         with suppress(Exception):
             torch._C._cuda_endAllocateToPool(self.index, pool)
         with suppress(Exception):
             anything = torch.zeros(1, device=f"cuda:{self.index}")
             graph = torch.cuda.CUDAGraph()
-            self._register_compiled(graph)
+            _register(graph, pairs)
             with (
                 torch.cuda.stream(self.current()),
                 torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),

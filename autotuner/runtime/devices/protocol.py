@@ -133,11 +133,13 @@ class DeviceRuntime(Protocol):
     def aside(self) -> AbstractContextManager[None]:
         """Queue work on the stream that captures, in order with what is queued on the current one before and after."""
 
-    def captured(self, run: Run, pool: Any, repeats: int = 0) -> Run:
+    def captured(self, run: Run, pool: Any, repeats: int = 0, *, is_whole_step: bool = False) -> Run:
         """Return the replay of what a function queues; it ran before, so that nothing is set up meanwhile.
 
         Args:
             repeats: so often, at most, it draws the same numbers twice, by `noted_draws` and `draws_again`.
+            is_whole_step: whether it calls compiled functions, forward and backward, each of which draws from
+                generators of its own where a checkpoint repeats a draw.
 
         Raises:
             Exception: whatever the function or the device says; generator and current stream are as before.
