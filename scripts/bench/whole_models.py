@@ -94,6 +94,17 @@ def images(device: str) -> Batch:
     return {"pixel_values": pixels.to(device, torch.bfloat16), "labels": labels.to(device)}
 
 
+def _checkpointed(make: Callable[[int | None], nn.Module]) -> Callable[[int | None], nn.Module]:
+    """Return what makes a model that checkpoints its layers."""
+
+    def made(layers: int | None) -> nn.Module:
+        model: Any = make(layers)
+        model.gradient_checkpointing_enable()
+        return model  # type: ignore[no-any-return]
+
+    return made
+
+
 def _of_bert(padded: bool) -> Callable[[str], Batch]:
     return lambda device: tokens(device, 8, 512, 30522, padded)
 
@@ -129,10 +140,15 @@ WHOLE_MODELS: Mapping[str, WholeModel] = {
         WholeModel("bert-large, padded", _bert, _of_bert(True), stack=_stack_bert),
         WholeModel("bert-large, autocast", _bert, _of_bert(False), torch.float32, torch.bfloat16, _stack_bert),
         WholeModel("bert-large, autocast, padded", _bert, _of_bert(True), torch.float32, torch.bfloat16, _stack_bert),
+        WholeModel(
+            "bert-large, autocast, checkpointed", _checkpointed(_bert), lambda device: tokens(device, 16, 512, 30522),
+            torch.float32, torch.bfloat16, _stack_bert,
+        ),
         WholeModel("gpt2-medium", _gpt2, lambda device: tokens(device, 4, 1024, 50257)),
         WholeModel("gpt2-medium, padded", _gpt2, lambda device: tokens(device, 4, 1024, 50257, padded=True)),
         WholeModel("llama-1b", _llama, lambda device: tokens(device, 4, 1024, 128256)),
         WholeModel("llama-1b, padded", _llama, lambda device: tokens(device, 4, 1024, 128256, padded=True)),
+        WholeModel("llama-1b, checkpointed", _checkpointed(_llama), lambda device: tokens(device, 4, 1024, 128256)),
         WholeModel("vit-large", _vit, images),
         WholeModel("t5-large", _t5, lambda device: tokens(device, 8, 512, 32128)),
     )
