@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,11 +20,6 @@ from autotuner.runtime.updates_in_backward import UpdatesInBackward
 
 Loss = Callable[[Any], Tensor]
 """Computes the loss of a batch, a tensor of one element."""
-
-
-def in_this_thread() -> AbstractContextManager[None]:
-    """Have backward run in the thread that calls it: what a checkpoint repeats there shares what this thread shares."""
-    return torch.autograd.set_multithreading_enabled(False)
 
 
 class PlainStep:
@@ -114,8 +109,10 @@ class PlainStep:
                     raise InputError(f"the loss is {given}: return a tensor of one element")
                 if len(batches) > 1:
                     loss = loss / len(batches)
+                # What a checkpoint repeats in backward shares what this thread shares.
+                in_this_thread = torch.autograd.set_multithreading_enabled(False)
                 is_last = number == len(batches)
-                with in_this_thread(), beside.within() if beside is not None and is_last else nullcontext():
+                with in_this_thread, beside.within() if beside is not None and is_last else nullcontext():
                     torch.autograd.backward(loss)
                 total = loss.detach() if total is None else total + loss.detach()
         norm = None

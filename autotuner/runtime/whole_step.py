@@ -315,8 +315,7 @@ class WholeStep:
         meter = None if budget is None else recorder.meter()
         try:
             with self._rates.in_groups():
-                repeats = 0 if budget is None else budget.repeats
-                replay = recorder.captured(run, self._pool, repeats, is_whole_step=True)
+                replay = recorder.captured(run, self._pool, budget.repeats if budget else 0, is_whole_step=True)
         except Exception as error:
             words = str(error).splitlines()[0] if str(error) else type(error).__name__
             reason = f"the step could not be captured ({words})"

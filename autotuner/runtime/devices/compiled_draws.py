@@ -5,6 +5,7 @@ gives it pairs of generators with equal seeds, one for each of the two. A graph 
 alone that were registered with it before it was captured, and torch tells nobody which ones there are.
 """
 
+from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
@@ -42,6 +43,13 @@ def note_generators() -> None:
 def pairs_on(device: torch.device) -> list[Pair]:
     """Return the noted generators of a device."""
     return [pair for pair in _MADE if pair[0].device == device]
+
+
+def register(graph: Any, pairs: Iterable[Pair]) -> None:
+    """Have a graph of calls, which is captured next, advance generators."""
+    for pair in pairs:
+        for generator in pair:
+            graph.register_generator_state(generator)
 
 
 def follow(generator: torch.Generator, leader: torch.Generator) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.device import CUDA, NVIDIA, vendor_of
-from autotuner.runtime.devices.compiled_draws import Pair, follow, pairs_on
+from autotuner.runtime.devices.compiled_draws import Pair, follow, pairs_on, register
 from autotuner.runtime.devices.cuda_link import CudaLink
 from autotuner.runtime.devices.protocol import Run, in_state
 from autotuner.runtime.devices.storages import is_alone
@@ -86,12 +86,6 @@ class DrawingReplay:
             self._draws = own.get_offset() != began
             if self._draws:
                 generator.set_offset(own.get_offset())
-
-
-def _register(graph: torch.cuda.CUDAGraph, pairs: Sequence[Pair]) -> None:
-    for pair in pairs:
-        for generator in pair:
-            graph.register_generator_state(generator)
 
 
 class CudaRuntime:
@@ -183,7 +177,7 @@ class CudaRuntime:
         graph, generator = torch.cuda.CUDAGraph(), self._generator()
         pairs = pairs_on(self.device) if is_whole_step else []
         with _CAPTURES, without_collection(), self.guard(), self._drawing(own := generator.clone_state()):
-            _register(graph, pairs)
+            register(graph, pairs)
             notes = _NOTES[self.index] = [self._states(graph, number) for number in range(repeats)]
             try:
                 self._capture(run, pool, side, graph, pairs)
@@ -224,7 +218,7 @@ class CudaRuntime:
         with suppress(Exception):
             anything = torch.zeros(1, device=f"cuda:{self.index}")
             graph = torch.cuda.CUDAGraph()
-            _register(graph, pairs)
+            register(graph, pairs)
             with (
                 torch.cuda.stream(self.current()),
                 torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"),
