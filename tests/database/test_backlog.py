@@ -15,9 +15,15 @@ from autotuner.ir.records import Call, Environment, Measurement
 MakeCall = Callable[..., Call]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "PATIENCE_S", 0.1)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a database that answers takes more than a second at times."""
+    monkeypatch.setattr(backlog, "PATIENCE_S", 60.0)
 
 
 @pytest.fixture
@@ -45,6 +51,7 @@ def store(database: Database, environment: Environment, call: Call, us: float = 
     database.store(environment.key, [(call, Measurement("ok", us))])
 
 
+@pytest.mark.usefixtures("patient")
 def test_results_are_stored_at_once_where_the_database_answers(
     file: Path, environment: Environment, make_call: MakeCall
 ) -> None:
@@ -54,6 +61,7 @@ def test_results_are_stored_at_once_where_the_database_answers(
             assert len(second.measurements()) == block + 1
 
 
+@pytest.mark.usefixtures("hasty")
 def test_work_goes_on_while_the_database_is_locked_and_all_is_stored_after(
     file: Path, other: sqlite3.Connection, environment: Environment, make_call: MakeCall
 ) -> None:
@@ -73,6 +81,7 @@ def test_work_goes_on_while_the_database_is_locked_and_all_is_stored_after(
     assert [found[key].median_us for key in keys] == [float(block) for block in range(10)]
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_newer_result_replaces_one_that_waits(
     file: Path, other: sqlite3.Connection, environment: Environment, make_call: MakeCall
 ) -> None:
@@ -94,6 +103,7 @@ def run(database: Database, environment: Environment, calls: list[Call], before:
             store(database, environment, call)
 
 
+@pytest.mark.usefixtures("hasty")
 def test_what_could_not_be_stored_in_time_is_counted_in_all(
     file: Path, other: sqlite3.Connection, environment: Environment, make_call: MakeCall
 ) -> None:
@@ -113,8 +123,12 @@ def test_a_file_that_is_gone_is_said_at_once(file: Path, environment: Environmen
         run(database, environment, calls, file.unlink)
 
 
-def test_what_is_known_is_waited_for_until_something_was_stored(file: Path, environment: Environment) -> None:
+def test_what_is_known_is_waited_for_until_something_was_stored(
+    file: Path, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that starts while the database is away would measure everything anew."""
+    now_s = 0.0
+    monkeypatch.setattr(backlog, "monotonic", lambda: now_s)
     asked: list[float | None] = []
 
     def away(away_s: float | None) -> dict[str, Measurement]:
@@ -129,7 +143,7 @@ def test_what_is_known_is_waited_for_until_something_was_stored(file: Path, envi
         log.has_begun = True
         assert log.looked_up(environment.key, away) == log.looked_up(environment.key, away) == {}
         assert asked == [None, backlog.PATIENCE_S]  # it was just asked
-        time.sleep(0.3)
+        now_s += 0.3
         with pytest.raises(UnavailableError):  # it stayed away for too long
             log.looked_up(environment.key, away)
         log.close()
