@@ -35,10 +35,9 @@ def training_graph(forward: Graph) -> Graph:
         check_sizes(operator, forward.letters(operator))
         check_types(operator, lambda name: forward.tensors[name].dtype)
     backward = _derived(forward)
+    for name in _without_gradient(forward, backward):
+        raise GraphError(f"parameter {name!r} reaches none of the outputs {list(forward.outputs)}")
     sources = [t for role in ("input", "parameter") for t in forward.tensors.values() if t.role == role]
-    for tensor in sources:
-        if tensor.role == "parameter" and tensor.name not in backward.gradients:
-            raise GraphError(f"parameter {tensor.name!r} reaches none of the outputs {list(forward.outputs)}")
     return Graph(
         name=forward.name,
         extents=forward.extents,
@@ -46,6 +45,20 @@ def training_graph(forward: Graph) -> Graph:
         operators=(*forward.operators, *backward.operators),
         outputs=(*forward.outputs, *(backward.gradients[t.name] for t in sources if t.name in backward.gradients)),
     )
+
+
+def without_gradient(forward: Graph) -> list[str]:
+    """Return the parameters that no gradient reaches, such as a bias on which only a choice of experts depends.
+
+    Raises:
+        GraphError: as of `training_graph`, but for these parameters.
+    """
+    return _without_gradient(forward, _derived(forward))
+
+
+def _without_gradient(forward: Graph, backward: "_Backward") -> list[str]:
+    parameters = (tensor.name for tensor in forward.tensors.values() if tensor.role == "parameter")
+    return [name for name in parameters if name not in backward.gradients]
 
 
 def derived_from(forward: Graph) -> dict[str, str]:

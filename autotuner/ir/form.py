@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from string import ascii_lowercase
+from string import ascii_letters
 
 from autotuner.errors import LayoutError
 from autotuner.ir import formats
@@ -15,7 +15,7 @@ Extents = Mapping[str, int]
 
 STACK_AXIS = "*"
 _FORM = re.compile(
-    r"(?P<layout>[a-z*]*)(:(?P<storage>[a-z]+[0-9]*))?(@(?P<index>\d+)/(?P<count>\d+)(#(?P<group>[\w.+]+))?)?"
+    r"(?P<layout>[a-zA-Z*]*)(:(?P<storage>[a-z]+[0-9]*))?(@(?P<index>\d+)/(?P<count>\d+)(#(?P<group>[\w.+]+))?)?"
 )
 
 
@@ -27,8 +27,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         letters = self.axes.replace(STACK_AXIS, "", 1)
-        if len(set(letters)) != len(letters) or not set(letters) <= set(ascii_lowercase):
-            raise LayoutError(f"{self.axes!r} is no layout: write each axis once, as one of a-z")
+        if len(set(letters)) != len(letters) or not set(letters) <= set(ascii_letters):
+            raise LayoutError(f"{self.axes!r} is no layout: write each axis once, as one of a-z or A-Z")
 
     def strides(self, extents: Extents) -> dict[str, int]:
         """Return the distance, in elements, between neighbours along each axis.

@@ -19,8 +19,8 @@ def check_operator(operator: Operator) -> None:
     kind = kind_of(operator)
     _check_attributes(operator, kind)
     for axes in operator.input_axes + operator.output_axes:
-        if not axes.isascii() or not axes.islower() or not axes.isalpha():
-            raise _misfit(operator, kind, f"axes {axes!r} must be letters a-z")
+        if not axes.isascii() or not axes.isalpha():
+            raise _misfit(operator, kind, f"axes {axes!r} must be letters a-z or A-Z")
         repeated = [axis for axis, times in Counter(axes).items() if times > 1]
         if repeated:
             raise _misfit(operator, kind, f"axis {repeated[0]!r} occurs twice in {axes!r}")

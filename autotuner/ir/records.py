@@ -9,13 +9,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from string import ascii_letters
 from typing import Any, Literal
 
 from autotuner.ir.device import recorded_vendor
 from autotuner.ir.form import Form
 
 SCHEMA = 1
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LETTERS = ascii_letters
 
 Scalar = str | int | float | bool
 ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}

@@ -10,8 +10,8 @@ from autotuner.ir.kinds import ELEMENT_BYTES
 from autotuner.ir.models.bounds import EXTENT_MAX
 from autotuner.ir.records import Scalar
 
-Axis = Annotated[str, StringConstraints(pattern=r"^[a-z]$")]
-Axes = Annotated[str, StringConstraints(pattern=r"^[a-z]+$")]
+Axis = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z]$")]
+Axes = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z]+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Reference = Annotated[str, StringConstraints(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]
 NameOrReference = Annotated[str, StringConstraints(pattern=r"^\$?[A-Za-z_][A-Za-z0-9_]*$")]

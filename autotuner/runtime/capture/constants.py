@@ -16,7 +16,7 @@ _MAKE = (
 _COMPARE = "eq ge gt isfinite isinf isnan le lt ne"
 _COMBINE = "abs add all and any bitwise_and bitwise_not bitwise_or clamp cumsum diff div floor_divide floordiv invert"
 _COMBINE += " logical_and logical_not logical_or logical_xor masked_fill max maximum min minimum mod mul neg not or pow"
-_COMBINE += " remainder rsub sub sum tril triu truediv where xor"
+_COMBINE += " remainder rsqrt rsub sqrt sub sum tril triu truediv where xor"
 _MOVE = "broadcast_to cat chunk clone contiguous detach expand expand_as flatten getitem narrow permute repeat reshape"
 _MOVE += " select split squeeze stack t transpose unbind unsqueeze view view_as"
 _CAST = "bool float int long to type type_as"
@@ -57,6 +57,14 @@ class Constants:
             return None
         found = self._known[node]
         return found if isinstance(found, Tensor) else None
+
+    def number(self, node: fx.Node) -> float | None:
+        """Return the value of a node that is one floating-point number without dimensions, such as a scale."""
+        example = node.meta.get("example_value")
+        if not isinstance(example, Tensor) or example.dim() or not example.is_floating_point():
+            return None
+        found = self.value(node)
+        return None if found is None else float(found)
 
     def _ancestors(self, node: fx.Node) -> list[fx.Node] | None:
         found: set[fx.Node] = set()

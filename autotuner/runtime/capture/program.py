@@ -161,11 +161,9 @@ def taken_by(view: View) -> Taken:
 
 
 def fixed_of(fixed: Fixed) -> dict[Axis, int]:
-    """Return places by whole axis."""
+    """Return places by whole axis; one along an axis that was split later is one along each of its parts."""
     found = {}
     for axis, place in fixed:
-        parts = whole([axis])
-        if len(parts) > 1:
-            raise UnknownError("one place along a dimension that is split elsewhere")
-        found[parts[0]] = place
+        for part in reversed(whole([axis])):
+            place, found[part] = divmod(place, part.extent)
     return found

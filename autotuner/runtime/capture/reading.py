@@ -57,6 +57,10 @@ NOT_CALLED = Called()
 """Nothing is known of the inputs of a whole graph."""
 
 
+SCALES = ("div", "mul", "truediv")
+"""Names of calls to which a tensor of one number is that number, where it follows from constants alone."""
+
+
 class GraphReading:
     """The knowledge of a graph: the operators, and a value for each node that they make or view.
 
@@ -192,7 +196,9 @@ class GraphReading:
             raise UnknownError("torch cannot trace it by itself")
         casts = any(each._enabled for each in autocast)
         rules = FragmentRules(fragment, self._reader, self._calls, self._is_read_elsewhere, casts)
-        found = rules.value(*(self.value_of(each) for each in given))
+        numbers = {each: self._constants.number(each) for each in given} if name_of(node) in SCALES else {}
+        known = ((each, numbers.get(each)) for each in given)
+        found = rules.value(*(self.value_of(each) if number is None else number for each, number in known))
         check_example(found, node.meta.get(EXAMPLE))
         return found
 

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from autotuner.errors import AutotunerError
+from autotuner.errors import AutotunerError, GraphError
+from autotuner.ir.autodiff import without_gradient
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.models import Model, ModelFile
 from autotuner.ir.models.model import CAPTURED
@@ -14,7 +15,8 @@ from autotuner.ir.models.schema import parse_definition
 from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import digest
 from autotuner.plan.memory_planner import Port
-from autotuner.runtime.capture.axes import Axis, UnknownError, are_neighbours, extent, whole
+from autotuner.runtime.capture.axes import Axis, UnknownError, are_neighbours, whole
+from autotuner.runtime.capture.letters import LETTERS_FIRST, LETTERS_MAX, Letters, LettersError
 from autotuner.runtime.capture.program import (
     BoundView,
     Operation,
@@ -28,8 +30,6 @@ from autotuner.runtime.capture.program import (
 from autotuner.runtime.capture.reader import learned
 from autotuner.runtime.capture.regions import Cut
 from autotuner.runtime.capture.side_by_side import Run, runs_of
-
-LETTERS = "blhnpkfgrstuvwxyzacdeijmoq"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,59 +83,19 @@ def region_of(cut: Cut) -> Region:
     """
     try:
         return _Writing(cut).region()
-    except _LettersError:
+    except LettersError:
+        pass
+    try:
         return _Writing(cut, is_short=True).region()
-
-
-class _LettersError(UnknownError):
-    """A region has more axes than there are letters."""
-
-
-@dataclass
-class _Letters:
-    """Letters by axis, given out in order of appearance; axes that have the same one are `merged`.
-
-    Axes of a run are parts of one axis, side by side wherever one of them is: they have one letter, that of the first.
-    """
-
-    merged: Mapping[Axis, Axis]
-    runs: Mapping[Axis, Run] = field(default_factory=dict)
-    of: dict[Axis, str] = field(default_factory=dict)
-
-    def __call__(self, axes: Iterable[Axis]) -> str:
-        axes = [axis for axis in self.stand_for(axes) if self._run(axis)[0] is axis]
-        for axis in axes:
-            if axis not in self.of:
-                if len(self.of) == len(LETTERS):
-                    raise _LettersError(f"it has more than {len(LETTERS)} axes")
-                self.of[axis] = LETTERS[len(self.of)]
-        return "".join(self.of[axis] for axis in axes)
-
-    def stand_for(self, axes: Iterable[Axis]) -> list[Axis]:
-        return [self.merged.get(axis, axis) for axis in axes]
-
-    def dims(self, axes: Sequence[Axis]) -> tuple[Run, ...]:
-        """Return axes as dimensions, one for each letter."""
-        found: list[Run] = []
-        for axis, stands_for in zip(axes, self.stand_for(axes), strict=True):
-            if self._run(stands_for)[0] is stands_for:
-                found.append((axis,))
-            else:
-                found[-1] += (axis,)
-        return tuple(found)
-
-    def extents(self) -> dict[str, int]:
-        return {letter: extent(self._run(axis)) for axis, letter in self.of.items()}
-
-    def _run(self, axis: Axis) -> Run:
-        return self.runs.get(axis, (axis,))
+    except LettersError:
+        return _Writing(cut, is_short=True, count=LETTERS_MAX).region()
 
 
 class _Writing:
-    def __init__(self, cut: Cut, is_short: bool = False) -> None:
+    def __init__(self, cut: Cut, is_short: bool = False, count: int = LETTERS_FIRST) -> None:
         self.cut = cut
         self.inside = {tensor for operation in cut.operations for tensor in operation.outputs}
-        self.letters = _Letters(_merged(cut.operations, is_short))
+        self.letters = Letters(_merged(cut.operations, is_short), count)
         self.names: dict[Taken, str] = {}
         self.sources: dict[str, Source] = {}
         self.dtypes: dict[str, str] = {}
@@ -154,6 +114,30 @@ class _Writing:
         parameters = [name for name, source in self.sources.items() if source.tensor.parameter]
         results = tuple(self.names[tensor, frozenset()] for tensor in self.cut.results)
         shown = tuple(self.names[taken] for taken in self.cut.shown)
+        model = self._model(entries, inputs, parameters, results)
+        constant = _without_gradient(model)
+        if constant:
+            inputs, parameters = inputs + constant, [name for name in parameters if name not in constant]
+            model = self._model(entries, inputs, parameters, results)
+        ports = {name: Port(name, (name,), self._dims(source.dims)) for name, source in self.sources.items()}
+        made = tuple(Result(*taken, self.letters.dims(axes_left(taken))) for taken in self._handed_out())
+        outputs = tuple(
+            Port(name, (name,), self._dims(result.dims)) for name, result in zip((*results, *shown), made, strict=True)
+        )
+        return Region(
+            self.cut,
+            model,
+            {self.names[operation.outputs[0], fixed]: operation for operation, fixed in reversed(tuple(self._made()))},
+            tuple(ports[name] for name in inputs),
+            tuple(ports[name] for name in parameters),
+            outputs,
+            tuple(self.sources[name] for name in (*inputs, *parameters)),
+            made,
+        )
+
+    def _model(
+        self, entries: list[dict[str, Any]], inputs: list[str], parameters: list[str], results: tuple[str, ...]
+    ) -> Model:
         ((dtype, _),) = Counter(self.dtypes.values()).most_common(1)
         declared = {name: self._axes(source) for name, source in self.sources.items()}
         other = {name: {"dtype": own} if own != dtype else {} for name, own in self.dtypes.items()}
@@ -173,24 +157,9 @@ class _Writing:
         definition["name"] = f"{CAPTURED}{digest([definition['operators'], definition['inputs']])[:8]}"
         try:
             file = ModelFile("a captured region", parse_definition(definition, "a captured region"))
-            model = file.instantiate(None, extents=extents, options={}, dtype=dtype)
+            return file.instantiate(None, extents=extents, options={}, dtype=dtype)
         except AutotunerError as error:
             raise UnknownError(str(error)) from error
-        ports = {name: Port(name, (name,), self._dims(source.dims)) for name, source in self.sources.items()}
-        made = tuple(Result(*taken, self.letters.dims(axes_left(taken))) for taken in self._handed_out())
-        outputs = tuple(
-            Port(name, (name,), self._dims(result.dims)) for name, result in zip((*results, *shown), made, strict=True)
-        )
-        return Region(
-            self.cut,
-            model,
-            {self.names[operation.outputs[0], fixed]: operation for operation, fixed in reversed(tuple(self._made()))},
-            tuple(ports[name] for name in inputs),
-            tuple(ports[name] for name in parameters),
-            outputs,
-            tuple(self.sources[name] for name in (*inputs, *parameters)),
-            made,
-        )
 
     def _want(self, tensor: TensorValue, fixed: frozenset[tuple[Axis, int]]) -> None:
         """Have a tensor made at fixed places, with all that it is made from."""
@@ -322,6 +291,14 @@ class _Writing:
 
     def _dims(self, dims: Iterable[Sequence[Axis]]) -> tuple[str, ...]:
         return tuple(self.letters(dim) for dim in dims if dim)
+
+
+def _without_gradient(model: Model) -> list[str]:
+    """Return the parameters of a model that no gradient reaches; none where it has no gradients at all."""
+    try:
+        return without_gradient(model.graph())
+    except GraphError:
+        return []
 
 
 def _merged(operations: Sequence[Operation], is_short: bool = False) -> dict[Axis, Axis]:

@@ -2,7 +2,8 @@
 
 A program is cut where nothing but one tensor goes on. Pieces that repeat in the same order, as those of the layers of
 a transformer do, make one region each time. Where more of the flop is in the model's layers than in such regions, as
-where the first layer reads otherwise than the others, the program is cut as the layers are: each is one region.
+where the first layer reads otherwise than the others, the program is cut as the layers are: each is one region. A piece
+that holds several layers, as where text and image flow through them side by side, is cut into these too.
 
 A region is worth tuning if it has three operators or more, and either holds an attention, or is one of several layers,
 or of several alike that have a share of the program's products: 5 % of their flop, all of them together.
@@ -27,6 +28,8 @@ OPERATORS_MIN = 3
 """Operators that a region has at least: fewer than those of an attention leave nothing to fuse or to lay out."""
 SHARE_MIN = 0.05
 """Share of the flop of all products that regions without an attention have at least, all equal ones together."""
+LAYERS_SHARE = 0.9
+"""A piece that repeats nowhere is cut into the layers that it holds if these have such a share of its flop."""
 READS_MAX = 6
 """Nodes of one layer that read what flows into it, at most."""
 Groups = list[tuple[int, list[list[Operation]]]]
@@ -125,9 +128,28 @@ def cuts_of(
         groups = _groups(part, uses)
         if all(number == 1 for number, _ in groups):
             groups = [(2, [part])] if is_unit else _as_one_layer(groups)
+        groups = [each for number, group in groups for each in _cut_into_layers(number, group, uses, siblings)]
         each_way = (_worth(groups, least), _worth(_layer_groups(part, uses, siblings), least))
-        found += map(uses.cut, max(each_way, key=lambda cuts: sum(map(product_flop, chain(*cuts)))))
+        found += map(uses.cut, max(each_way, key=flop_of))
     return sorted(found, key=lambda cut: cut.operations[0].place)
+
+
+def flop_of(cuts: Iterable[Iterable[Operation]]) -> int:
+    """Return the flop of the products of several cuts."""
+    return sum(map(product_flop, chain(*cuts)))
+
+
+def _cut_into_layers(
+    number: int, group: list[list[Operation]], uses: Uses, siblings: Mapping[tuple[str, str], int]
+) -> Groups:
+    """Return a group, or a group for each layer where it holds several and repeats nowhere."""
+    operations = [*chain(*group)]
+    if number > 1 or len({operation.layers[:1] for operation in operations}) < 2:
+        return [(number, group)]
+    layers = _layer_groups(operations, uses, siblings)
+    repeated = [each for count, pieces in layers if count > 1 for each in pieces]
+    enough = len(repeated) > 1 and flop_of(repeated) >= LAYERS_SHARE * flop_of([operations])
+    return layers if enough else [(number, group)]
 
 
 def _layer_groups(operations: Sequence[Operation], uses: Uses, siblings: Mapping[tuple[str, str], int]) -> Groups:

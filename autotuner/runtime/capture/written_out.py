@@ -113,11 +113,16 @@ def part_of_product(reader: Reader, one: Any, other: Any) -> Any:
             return reader.mapped("gelu_tanh", reader.typed(x))
     if is_named(one, "reciprocal root") and is_same(uncast(other), one.operands[0]):
         return Expression("normalised", one.operands)
-    if is_named(one, "normalised") and isinstance(other, View):
+    if is_named(one, "normalised") and isinstance(other, View) and _is_of_features(other):
         return rms_norm(reader, one.operands[0], other, one.operands[1])
     if is_named(one, "rotated") and isinstance(other, View):
         return Expression("rotated times", (*one.operands, other))
     return None
+
+
+def _is_of_features(view: View) -> bool:
+    """Say whether a tensor has a number for each feature, as a scale has, and not for other dimensions."""
+    return bool(view.dims) and bool(view.dims[-1]) and not any(view.dims[:-1])
 
 
 def rms_norm(reader: Reader, x: View, scale: View | None, epsilon: float) -> View:

@@ -141,7 +141,7 @@ class InlineModel(Definition):
 
     version: Annotated[Literal[1], Integer]
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=NAME_MAX)]
-    axes: Annotated[dict[Axis, Annotated[str, Field(max_length=200)]], Field(max_length=26)]
+    axes: Annotated[dict[Axis, Annotated[str, Field(max_length=200)]], Field(max_length=52)]
     options: dict[TensorName, Option] = Field({}, max_length=OPTIONS_MAX)
     presets: dict[Text, dict[Axis, Extent]] = Field({}, max_length=PRESETS_MAX)
     inputs: Annotated[dict[TensorName, Input], Field(max_length=TENSORS_MAX)]

@@ -108,8 +108,8 @@ class BestQuery(Query):
     ] = None
     family: Annotated[Key | None, _said("In place of `model`: the family of a job, as `GET /v1/jobs` has it.")] = None
     extent: Annotated[
-        list[Annotated[str, Field(pattern=r"^[a-z]=[1-9][0-9]{0,9}$")]],
-        Field(max_length=26, description="Elements along an axis, such as `l=128`; once for each axis."),
+        list[Annotated[str, Field(pattern=r"^[a-zA-Z]=[1-9][0-9]{0,9}$")]],
+        Field(max_length=52, description="Elements along an axis, such as `l=128`; once for each axis."),
     ] = []
     option: Annotated[
         list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f]+$", max_length=300)]],

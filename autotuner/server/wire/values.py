@@ -9,7 +9,7 @@ from autotuner.ir.models.bounds import EXTENT_MAX
 
 PAGE = 50
 PAGE_MAX = 1000
-AXIS = r"^[a-z]$"
+AXIS = r"^[a-zA-Z]$"
 INTEGER_MAX = 2**63 - 1
 """The largest integer that the database stores."""
 
