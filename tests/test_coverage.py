@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from autotuner.runtime.capture.calls import flop_counter
 from scripts.bench.architectures import Architecture, Made, architectures, features
 from scripts.bench.coverage_counts import Layers, checked, counted, row_of
 from scripts.bench.coverage_page import page
+from scripts.bench.transformers_classes import LAYERS, classes, shrunk
 from tests.runtime.capture.test_backend import HIDDEN
 from tests.runtime.capture.test_coverage import LENGTH, Layered
 
@@ -117,3 +119,24 @@ def test_products_of_experts_are_counted() -> None:
     with flop_counter() as counter:
         torch._grouped_mm(rows.bfloat16(), weight.bfloat16(), offs=torch.tensor([8, 16], dtype=torch.int32))
     assert counter.get_total_flops() == 2 * 16 * 16 * 8
+
+
+def test_classes_of_transformers_are_small_by_rule() -> None:
+    known = classes()
+    assert len(known) > 250
+    assert known["LlamaForCausalLM"].family == "llama"
+    made = shrunk(transformers.GraniteMoeHybridConfig)
+    assert made["layer_types"] == ["full_attention", "linear_attention"] * 2
+    assert made["num_hidden_layers"] == LAYERS
+    for name in ("LlamaForCausalLM", "T5ForConditionalGeneration", "ViTForImageClassification"):
+        model, batch = known[name].make()
+        assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+        assert set(batch) >= {"labels"}
+
+
+def test_an_error_in_float32_says_so() -> None:
+    row = {"name": "tiny", "family": "own code", "status": "ok", "share": 1.0, "share_of_all": 1.0, "layers": 1,
+           "regions": [], "tuned_share": 1.0, "read_s": 0.0, "dynamo_s": 0.0, "reasons": [], "why_not": ""}  # fmt: skip
+    assert "| 3e-07 (float32) |" in page(ABOUT, [row | {"error": 3e-7, "checked_in": "float32"}])
+    assert "| **3e-07** |" in page(ABOUT, [row | {"error": 3e-7}])
+    assert "| **3e-03** (float32) |" in page(ABOUT, [row | {"error": 3e-3, "checked_in": "float32"}])

@@ -378,13 +378,14 @@ def _checked(architecture: Architecture, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def without_dropout(module: nn.Module) -> None:
-    """Set all rates of a model's dropout to 0, in modules and in numbers that its modules hold."""
+    """Set all rates of a model's dropout to 0, in modules and in numbers that they or their configurations hold."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
-        for name, value in vars(part).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(part, name, 0.0)
+        for holder in (part, getattr(part, "config", None)):
+            for name, value in dict(getattr(holder, "__dict__", {})).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(holder, name, 0.0)
 
 
 def _step(called: Any, module: nn.Module, batch: Any) -> dict[str, Tensor]:

@@ -34,6 +34,8 @@ log = logging.getLogger("autotuner.capture")
 CONTEXTS = ("_enter_", "_exit_", "__enter__", "__exit__", "_saved_tensors_hooks", "_vmap_", "_grad_increment", "_jvp_",
             "_functorch", "_push_", "_pop_")  # fmt: skip
 """Beginnings of the names of functions by which a graph enters and leaves contexts other than of gradients."""
+VMAP = {"_vmap_increment_nesting": 1, "_vmap_decrement_nesting": -1}
+"""Functions that enter and leave `torch.vmap`, whose calls stay torch's: tensors have a hidden dimension there."""
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
 
 
@@ -88,6 +90,7 @@ class GraphReading:
         self._outside: dict[fx.Node, TensorValue] = {}
         self._fragments = Fragments()
         self._contexts = Contexts(graph, called.within)
+        self._mapped = mapped(graph)
         self._constants = Constants(self.order, self._is_changed, called.constants)
         self._masks = KnownMasks(self._constants, called.later, called.later_and_keys)
         self._reader = Reader(self._masks)
@@ -110,6 +113,8 @@ class GraphReading:
             self._reader.place = self._reader.place_read = self.order[node]
             mark = self._reader.mark()
             try:
+                if node in self._mapped:
+                    raise UnknownError("it runs inside of vmap")
                 if node in self._contexts.unrecorded:
                     raise UnknownError("it runs without gradients inside of a forward that has them")
                 self.values[node] = self._value(node)
@@ -285,7 +290,18 @@ class GraphReading:
 def unknown_context(graph: fx.Graph) -> str:
     """Return what enters or leaves a context of which nothing is known here, "" where nothing does."""
     named = (name_of(node) for node in graph.nodes if node.target not in AUTOCAST)
-    return next((name for name in named if name.startswith(CONTEXTS)), "")
+    return next((name for name in named if name.startswith(CONTEXTS) and name not in VMAP), "")
+
+
+def mapped(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that run inside of `vmap`, with those that enter and leave it."""
+    found, depth = set(), 0
+    for node in graph.nodes:
+        step = VMAP.get(name_of(node), 0)
+        if depth or step:
+            found.add(node)
+        depth += step
+    return found
 
 
 def _parts(value: Any) -> list[Any]:

@@ -106,6 +106,19 @@ class Chosen(nn.Module):
         return x + torch.einsum("blh,ehf,ble->blf", x, self.experts, weights)
 
 
+class Mapped(nn.Module):
+    """As selective scans are written: a part of the layer runs inside of vmap, and stays torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Plain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        sums: Tensor = torch.vmap(lambda row: row.cumsum(0).sin())(x)
+        return x + sums
+
+
 class ManyWidths(nn.Module):
     """More axes than letters of one case: a feed-forward through thirty widths."""
 
@@ -185,6 +198,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "norms of norms": lambda: Stack(NormedTwice),
     "one place of what is cut": lambda: Stack(OnePlace),
     "a bias of a choice": lambda: Stack(Chosen),
+    "a part inside of vmap": lambda: Stack(Mapped),
     "many widths": lambda: Stack(ManyWidths),
     "two streams": OfTwoStreams,
 }
