@@ -337,44 +337,44 @@ def fused_attentions(model: Model) -> int:
 
 
 def checked(architecture: Architecture) -> dict[str, Any]:
-    """Return how far outputs and gradients are from eager's, in float64, or in float32 where torch has no product."""
-    try:
-        return _checked(architecture, torch.float64)
-    except RuntimeError as error:
-        if "got Double" not in str(error):
-            raise
-    torch._dynamo.reset()
-    return {"checked_in": "float32"} | _checked(architecture, torch.float32)
+    """Return how far outputs and gradients are from eager's, with each region in place.
 
-
-def _checked(architecture: Architecture, dtype: torch.dtype) -> dict[str, Any]:
-    """Return how far outputs and gradients are from eager's in a type, with each region in place.
-
+    In float64; in float32 where the model itself does not run in float64, as torch multiplies no experts there.
     Regions run by plans of made-up times, of kernels that need no compiler. Dropout is off: no two runs have the same
     masks.
     """
     from tests.runtime.capture.known import Compilation
 
-    module, batch = made(architecture)
-    without_dropout(module.train().to(dtype))
-    batch = tree_map_only(Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, batch)
-    wanted = _step(copy.deepcopy(module), module, batch)
+    try:
+        module, batch, wanted = _in_eager(architecture, torch.float64)
+        found: dict[str, Any] = {}
+    except RuntimeError:
+        module, batch, wanted = _in_eager(architecture, torch.float32)
+        found = {"checked_in": "float32"}
     again = _step(copy.deepcopy(module), module, batch)
     if _difference(wanted, again):
-        return {"check": "eager differs from itself"}
+        return found | {"check": "eager differs from itself"}
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     compilation = Compilation(module)
     errors = []
     for _ in range(2):
         module.load_state_dict(state)
-        found = _step(compilation.model, module, batch)
-        if found.keys() != wanted.keys():
-            names = sorted(found.keys() ^ wanted.keys())
-            return {"check": f"other gradients than eager: {', '.join(names[:3])}"}
-        errors.append(_difference(found, wanted))
+        step = _step(compilation.model, module, batch)
+        if step.keys() != wanted.keys():
+            names = sorted(step.keys() ^ wanted.keys())
+            return found | {"check": f"other gradients than eager: {', '.join(names[:3])}"}
+        errors.append(_difference(step, wanted))
     places = sum(graph.tuned_places for graph in compilation.compiled)
     left = [graph.note for graph in compilation.compiled if graph.note]
-    return {"error": max(errors), "places": places, **({"check": left[0]} if left else {})}
+    return found | {"error": max(errors), "places": places, **({"check": left[0]} if left else {})}
+
+
+def _in_eager(architecture: Architecture, dtype: torch.dtype) -> tuple[nn.Module, Any, dict[str, Tensor]]:
+    """Return a model in a type, its batch, and what a step of it gives."""
+    module, batch = made(architecture)
+    without_dropout(module.train().to(dtype))
+    batch = tree_map_only(Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, batch)
+    return module, batch, _step(copy.deepcopy(module), module, batch)
 
 
 def without_dropout(module: nn.Module) -> None:
