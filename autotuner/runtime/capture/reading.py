@@ -193,7 +193,8 @@ class GraphReading:
 
     def _read_as(self, node: fx.Node, given: Sequence[fx.Node]) -> Any:
         """Return what a node is, by the calls that it makes of ATen."""
-        if len(_devices([node, *given])) > 1:
+        numbers = {each: self._constants.number(each) for each in given} if name_of(node) in SCALES else {}
+        if len(_devices([node, *(each for each in given if numbers.get(each) is None)])) > 1:
             raise UnknownError("it has tensors on several devices")
         autocast = [autocast_of(each) for each in self._contexts.autocast[node]]
         fragment = self._fragments.of(node, given, autocast)
@@ -201,7 +202,6 @@ class GraphReading:
             raise UnknownError("torch cannot trace it by itself")
         casts = any(each._enabled for each in autocast)
         rules = FragmentRules(fragment, self._reader, self._calls, self._is_read_elsewhere, casts)
-        numbers = {each: self._constants.number(each) for each in given} if name_of(node) in SCALES else {}
         known = ((each, numbers.get(each)) for each in given)
         found = rules.value(*(self.value_of(each) if number is None else number for each, number in known))
         check_example(found, node.meta.get(EXAMPLE))

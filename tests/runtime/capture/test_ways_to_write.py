@@ -249,3 +249,11 @@ def test_axes_behind_the_26th_have_capital_letters() -> None:
     capitals = {letter: extent for letter, extent in region.extents.items() if letter.isupper()}
     assert len(region.extents) > 26
     assert set(capitals.values()) <= set(WIDTHS)
+
+
+def test_a_scale_on_the_host_is_one_for_tensors_of_another_device_too() -> None:
+    """`torch.tensor(3.0)` lies on the CPU, wherever the model does."""
+    found = region_calls(made("a scale that is a tensor").to("meta"), [(x().to("meta"),)])
+    ((key, region),) = found.models.items()
+    assert found.runs[key] == LAYERS
+    assert [each.kind for each in region.graph().operators].count("scale") == 2
