@@ -107,10 +107,11 @@ def test_the_script_writes_a_page_and_keeps_the_rows_of_others(tmp_path: Path) -
     (tmp_path / "coverage.json").write_text(json.dumps({"architectures": [lacking]}))
     command = [str(ROOT / "scripts" / "coverage"), "--only", "MLP-Mixer, own code", "--append", "--no-tracing"]
     command = [sys.executable, *command, "--output", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     rows = json.loads((tmp_path / "coverage.json").read_text())["architectures"]
     assert [row["name"] for row in rows] == ["GPT-2", "MLP-Mixer, own code"]
-    assert [(row["status"], row.get("why")) for row in rows] == [("not installed", "transformers"), ("ok", None)]
+    told = [(row["status"], row.get("why")) for row in rows]
+    assert told == [("not installed", "transformers"), ("ok", None)], done.stderr
     assert "| MLP-Mixer, own code | own code |" in (tmp_path / "coverage.md").read_text()
 
 
