@@ -17,8 +17,6 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
 TOLD = 3
 
 SENTENCES = {
-    "Mamba": "Its layers are a selective scan, which torch computes inside of a transform (vmap) that capture does not "
-    "read; there is no attention.",
     "LeViT (timm)": "Batch norms stand behind its projections. They change running statistics, so they stay torch's.",
     "U-Net with cross-attention (diffusers)": "Most of its flop are convolutions, which have no kernel here.",
     "ViT in einops' style": "Dynamo breaks the graph at the model's loop, and leaves its `nn.Sequential` to Python.",
