@@ -39,13 +39,14 @@ def test_a_text_that_is_parsed_and_printed_is_the_same_text(text: str) -> None:
 
 def test_the_parts_of_a_form_are_read_from_its_text() -> None:
     assert Form.parse("bl*np:byte@1/3#query+key+value") == Form(Layout("bl*np"), "byte", Stack(1, 3, "query+key+value"))
+    assert Form.parse("bBl") == Form(Layout("bBl"))
     assert Form.parse("absent") is ABSENT
 
 
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("BL", "'BL' is no form: write a layout like \"blh\""),
+        ("b1", "'b1' is no form: write a layout like \"blh\""),
         ("b-l", "'b-l' is no form"),
         (" bl", "' bl' is no form"),
         ("bl@1", "'bl@1' is no form"),
@@ -66,7 +67,7 @@ def test_a_text_that_is_no_form_is_refused_in_a_sentence(text: str, words: str) 
         Form.parse(text)
 
 
-@pytest.mark.parametrize("axes", ["bb", "B", "b1", "é", "b**"])
+@pytest.mark.parametrize("axes", ["bb", "BB", "b1", "é", "b**"])
 def test_a_layout_takes_each_axis_once_as_a_letter(axes: str) -> None:
     with pytest.raises(LayoutError, match="write each axis once, as one of a-z"):
         Layout(axes)

@@ -58,7 +58,8 @@ def test_every_example_fits_its_own_kind(name: str) -> None:
         ("multiply", "ab,b->ab", "axes 'b' must be 'ab'"),
         ("rms_norm_grad_input", "ab,ab,b,b->ab", "axes 'b' must be 'a'"),
         ("rms_norm_grad_parameters", "ab,ab,a->b,b", "it needs 3 inputs and 1 outputs"),
-        ("relu", "aB->aB", "axes 'aB' must be letters a-z"),
+        ("relu", "a1->a1", "axes 'a1' must be letters a-z or A-Z"),
+        ("relu", "aB->ab", "axes 'ab' must be 'aB'"),
     ],
 )
 def test_a_spec_that_does_not_fit_is_explained(kind: str, spec: str, reason: str) -> None:
