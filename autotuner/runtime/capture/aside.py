@@ -6,8 +6,7 @@ cut between two layers.
 
 from collections.abc import Sequence
 
-from autotuner.runtime.capture.program import Operation, TensorValue
-from autotuner.runtime.capture.regions import product_flop
+from autotuner.runtime.capture.program import Operation, TensorValue, product_flop
 
 SPREAD_MIN = 0.5
 """Share of the products that lie between what is read first and what is read last, at least."""

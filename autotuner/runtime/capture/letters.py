@@ -22,6 +22,7 @@ class Letters:
     """Letters by axis, given out in order of appearance; axes that have the same one are `merged`.
 
     Axes of a run are parts of one axis, side by side wherever one of them is: they have one letter, that of the first.
+    There are `count` letters.
     """
 
     merged: Mapping[Axis, Axis]

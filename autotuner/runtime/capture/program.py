@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -167,3 +168,17 @@ def fixed_of(fixed: Fixed) -> dict[Axis, int]:
         for part in reversed(whole([axis])):
             place, found[part] = divmod(place, part.extent)
     return found
+
+
+def product_flop(operation: Operation) -> int:
+    """Return the flop of a product, or of those inside of a program; 0 of any other operator."""
+    if operation.kind != "contraction":
+        return operation.flop
+    (made,), (a, b) = operation.outputs, operation.inputs
+    axes = {axis for dim in made.dims for axis in whole(dim)}
+    for operand in (a, b):
+        names = dict(operand.renamed)
+        taken = {axis for axis, _ in operand.view.fixed for axis in whole([axis])}
+        own = (axis for dim in operand.view.tensor.dims for axis in whole(dim) if axis not in taken)
+        axes |= {each for axis in own for each in whole([names.get(axis, axis)])}
+    return 2 * prod(axis.extent for axis in axes)

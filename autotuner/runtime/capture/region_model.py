@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -81,14 +82,10 @@ def region_of(cut: Cut) -> Region:
     Raises:
         UnknownError: it has more axes than there are letters, or cannot be said in them.
     """
-    try:
-        return _Writing(cut).region()
-    except LettersError:
-        pass
-    try:
-        return _Writing(cut, is_short=True).region()
-    except LettersError:
-        return _Writing(cut, is_short=True, count=LETTERS_MAX).region()
+    for is_short in (False, True):
+        with suppress(LettersError):
+            return _Writing(cut, is_short).region()
+    return _Writing(cut, is_short=True, count=LETTERS_MAX).region()
 
 
 class _Writing:
@@ -115,7 +112,7 @@ class _Writing:
         results = tuple(self.names[tensor, frozenset()] for tensor in self.cut.results)
         shown = tuple(self.names[taken] for taken in self.cut.shown)
         model = self._model(entries, inputs, parameters, results)
-        constant = _without_gradient(model)
+        constant = _constants(model)
         if constant:
             inputs, parameters = inputs + constant, [name for name in parameters if name not in constant]
             model = self._model(entries, inputs, parameters, results)
@@ -293,7 +290,7 @@ class _Writing:
         return tuple(self.letters(dim) for dim in dims if dim)
 
 
-def _without_gradient(model: Model) -> list[str]:
+def _constants(model: Model) -> list[str]:
     """Return the parameters of a model that no gradient reaches; none where it has no gradients at all."""
     try:
         return without_gradient(model.graph())

@@ -20,7 +20,7 @@ from autotuner.ir.kinds import KINDS
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, whole
 from autotuner.runtime.capture.layers import by_layers, siblings_of
-from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fixed_of, source_of, taken_by
+from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fixed_of, product_flop, source_of, taken_by
 
 PERIOD_MAX = 16
 """Pieces that a repeating region has at most."""
@@ -122,7 +122,7 @@ def cuts_of(
     """
     uses = Uses(operations, demanded, handed_out)
     found: list[Cut] = []
-    least = SHARE_MIN * sum(map(product_flop, operations))
+    least = SHARE_MIN * _flop([operations])
     siblings = siblings_of(operations)
     for part in _connected(operations, uses):
         groups = _groups(part, uses)
@@ -130,11 +130,11 @@ def cuts_of(
             groups = [(2, [part])] if is_unit else _as_one_layer(groups)
         groups = [each for number, group in groups for each in _cut_into_layers(number, group, uses, siblings)]
         each_way = (_worth(groups, least), _worth(_layer_groups(part, uses, siblings), least))
-        found += map(uses.cut, max(each_way, key=flop_of))
+        found += map(uses.cut, max(each_way, key=_flop))
     return sorted(found, key=lambda cut: cut.operations[0].place)
 
 
-def flop_of(cuts: Iterable[Iterable[Operation]]) -> int:
+def _flop(cuts: Iterable[Iterable[Operation]]) -> int:
     """Return the flop of the products of several cuts."""
     return sum(map(product_flop, chain(*cuts)))
 
@@ -148,7 +148,7 @@ def _cut_into_layers(
         return [(number, group)]
     layers = _layer_groups(operations, uses, siblings)
     repeated = [each for count, pieces in layers if count > 1 for each in pieces]
-    enough = len(repeated) > 1 and flop_of(repeated) >= LAYERS_SHARE * flop_of([operations])
+    enough = len(repeated) > 1 and _flop(repeated) >= LAYERS_SHARE * _flop(group)
     return layers if enough else [(number, group)]
 
 
@@ -165,7 +165,7 @@ def _worth(groups: Groups, least: float) -> list[list[Operation]]:
     found: list[list[Operation]] = []
     for number, group in groups:
         cut = [operation for piece in group for operation in piece]
-        flop = sum(map(product_flop, cut))
+        flop = _flop(group)
         has_share = number > 1 and 0 < least <= number * flop
         if len(cut) >= OPERATORS_MIN and ((flop > 0 and _has_attention(cut)) or has_share):
             found.append(cut)
@@ -231,20 +231,6 @@ def _far_read(operations: Sequence[Operation]) -> list[TensorValue]:
     ways = {tensor: read[-1] - read[0] for tensor, read in places.items()}
     far = [tensor for tensor, way in ways.items() if way * FAR_SHARE >= len(operations)]
     return sorted(far, key=lambda tensor: -ways[tensor])[:FAR_MAX]
-
-
-def product_flop(operation: Operation) -> int:
-    """Return the flop of a product, or of those inside of a program; 0 of any other operator."""
-    if operation.kind != "contraction":
-        return operation.flop
-    (made,), (a, b) = operation.outputs, operation.inputs
-    axes = {axis for dim in made.dims for axis in whole(dim)}
-    for operand in (a, b):
-        names = dict(operand.renamed)
-        taken = {axis for axis, _ in operand.view.fixed for axis in whole([axis])}
-        own = (axis for dim in operand.view.tensor.dims for axis in whole(dim) if axis not in taken)
-        axes |= {each for axis in own for each in whole([names.get(axis, axis)])}
-    return 2 * prod(axis.extent for axis in axes)
 
 
 def _connected(operations: Sequence[Operation], uses: Uses) -> list[list[Operation]]:
