@@ -60,9 +60,8 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "",
         "Each architecture has the configuration that it has by default, but for sizes: 2 to 4 layers, 16 to 64 "
         "tokens, random weights. It is called in train mode on the CPU, in a process of its own; nothing is measured. "
-        "Flop are of matrix products, convolutions and attention, as torch counts them. Regions are counted as they "
-        "are read; where other parts of the model lie between those of one, its call finds no place when the model "
-        "runs, as of three of Qwen3-Next's five, and a summary says so. *Layers* is the share of the "
+        "Flop are of matrix products, convolutions and attention, as torch counts them. Regions are counted whose "
+        "calls have a place in the model: no other part of it lies between theirs. *Layers* is the share of the "
         "flop of modules that repeat; *all* is that of the whole forward, where stems and heads weigh more than they "
         "do in full size. *Regions a layer* and *operators* are of the regions found. *Choice* is the share of "
         "the layers' flop in products that more than one candidate of the search space for CUDA could compute. "

@@ -22,6 +22,8 @@ _MOVE += " select split squeeze stack t transpose unbind unsqueeze view view_as"
 _CAST = "bool float int long to type type_as"
 PURE = frozenset(f"{_MAKE} {_COMPARE} {_COMBINE} {_MOVE} {_CAST}".split())
 """Functions and methods whose results follow from their arguments: no chance, and no state."""
+STATELESS = PURE | {"cos", "exp", "gather", "index_select", "repeat_interleave", "sin"}
+"""The same, with those whose results may differ in their last digits between devices."""
 
 
 class Constants:
@@ -91,14 +93,14 @@ def _called(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def is_pure(node: fx.Node) -> bool:
-    """Say whether a node is a call of one of `PURE`, of torch's or of Python's operators."""
+def is_pure(node: fx.Node, names: frozenset[str] = PURE) -> bool:
+    """Say whether a node is a call of one of these functions, of torch's or of Python's operators."""
     if node.op not in ("call_function", "call_method"):
         return False
     if node.op == "call_method":
-        return _bare(str(node.target)) in PURE
+        return _bare(str(node.target)) in names
     target: Any = node.target
-    return getattr(target, "__module__", None) in _HOMES and _bare(getattr(target, "__name__", "")) in PURE
+    return getattr(target, "__module__", None) in _HOMES and _bare(getattr(target, "__name__", "")) in names
 
 
 _HOMES = (None, "builtins", "_operator", "torch", "torch._C._VariableFunctions", "torch.functional")

@@ -66,8 +66,9 @@ def by_layers(operations: Sequence[Operation], depth: int = 0) -> list[tuple[Lay
     """
     members: dict[LayerCall | int, list[Operation]] = {}
     behind: LayerCall | int = -1
+    within = _layers_within(operations, depth)
     for place, operation in enumerate(operations):
-        layer = operation.layers[depth] if len(operation.layers) > depth else None
+        layer = within.get(operation)
         if layer is not None or not isinstance(behind, int) or behind not in members:
             behind = place if layer is None else layer
         members.setdefault(behind, []).append(operation)
@@ -78,6 +79,28 @@ def by_layers(operations: Sequence[Operation], depth: int = 0) -> list[tuple[Lay
         else:
             found.append((key if isinstance(key, LayerCall) else None, group))
     return found
+
+
+def _layers_within(operations: Sequence[Operation], depth: int) -> dict[Operation, LayerCall]:
+    """Return the layers that operators are in: by their modules, or between two operators of one layer.
+
+    A sum that is written beside the layer's modules, whose result the layer reads again, cannot be computed behind it.
+    """
+    own = {operation: operation.layers[depth] for operation in operations if len(operation.layers) > depth}
+    behind: dict[Operation, set[LayerCall]] = {}  # what is read of layers, directly or by operators of none
+    for operation in operations:
+        makers = [operand.view.tensor.made_by for operand in operation.inputs]
+        behind[operation] = {own[each] for each in makers if each in own}.union(
+            *(behind[each] for each in makers if each is not None and each in behind and each not in own)
+        )
+    before: dict[Operation, set[LayerCall]] = {operation: set() for operation in operations}
+    for operation in reversed(operations):
+        layers = {own[operation]} if operation in own else before[operation]
+        for operand in operation.inputs:
+            if operand.view.tensor.made_by in before:
+                before[operand.view.tensor.made_by] |= layers
+    between = {each: behind[each] & before[each] for each in operations if each not in own}
+    return own | {operation: layers.pop() for operation, layers in between.items() if len(layers) == 1}
 
 
 def _holds_layers(operations: Iterable[Operation], depth: int) -> bool:

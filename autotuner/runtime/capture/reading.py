@@ -18,7 +18,7 @@ from autotuner.runtime.capture.aliases import AUTOCAST, Contexts, autocast_of
 from autotuner.runtime.capture.axes import UnknownError, fresh
 from autotuner.runtime.capture.calls import EXAMPLE, is_node
 from autotuner.runtime.capture.changed_in_place import name_of, storages_of
-from autotuner.runtime.capture.constants import Constants
+from autotuner.runtime.capture.constants import STATELESS, Constants, is_pure
 from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_value
 from autotuner.runtime.capture.fragment_rules import FragmentRules, is_factory
 from autotuner.runtime.capture.fragments import Fragments
@@ -262,6 +262,17 @@ class GraphReading:
             self._outside[node] = TensorValue(dims, dtype, node, parameter)
         tensor = self._outside[node]
         return View(tensor, tensor.dims)
+
+    def may_stand_at(self, node: fx.Node, place: int) -> bool:
+        """Say whether a node computes the same at an earlier place: it has no state, and both are in one context."""
+        contexts, other = self._contexts, self.nodes[place]
+        return (
+            is_pure(node, STATELESS)
+            and not any(self._is_changed(each) for each in (node, *node.all_input_nodes))
+            and self._mapped.isdisjoint((node, other))
+            and contexts.autocast[node] == contexts.autocast[other]
+            and (node in contexts.unrecorded) == (other in contexts.unrecorded)
+        )
 
     def called(self, body: fx.Graph, given: Sequence[Any], within: tuple[fx.Node, ...]) -> Called:
         """Return what the graph's call of a body says of that.

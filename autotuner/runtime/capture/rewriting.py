@@ -1,10 +1,11 @@
 """Regions in a graph of dynamo's: which there are, and calls in place of the nodes that they stand for."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from math import ceil
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from autotuner.runtime.capture.aside import aside
 from autotuner.runtime.capture.axes import Axis, UnknownError, extent, whole
@@ -14,9 +15,12 @@ from autotuner.runtime.capture.narrowing import narrow, renamed
 from autotuner.runtime.capture.packed import seeds_of
 from autotuner.runtime.capture.program import Operation, Taken, TensorValue, View, fixed_of, taken_by
 from autotuner.runtime.capture.reading import NOT_CALLED, Called, GraphReading
+from autotuner.runtime.capture.rearranging import EXAMPLE_SHAPE, in_strides, rearranged, shape_of
 from autotuner.runtime.capture.region_model import Region, region_of
 from autotuner.runtime.capture.regions import Cut, cuts_of
 
+ANNOTATION = "custom"
+"""Key of what `torch.fx.traceback.annotate` notes at a node."""
 Call = Callable[[fx.Graph, Sequence[fx.Node], Sequence[fx.Node]], Sequence[fx.Node]]
 """Writes a region's call: given the graph and the nodes of inputs and parameters, returns those of outputs."""
 
@@ -25,7 +29,7 @@ class Captured:
     """A graph of dynamo's with its regions.
 
     Attributes:
-        regions: in the order of the graph.
+        regions: those whose calls have a place, in the order of the graph.
         reasons: how many of its nodes are torch's, by why; and regions that are none of ours after all.
         refused: why a node is torch's, or the region that it is in.
     """
@@ -57,6 +61,7 @@ class Captured:
         self.reasons, self.refused = self._reading.reasons, self._reading.refused
         self._views: dict[TensorValue, list[fx.Node]] = {}
         self._made: dict[Any, tuple[fx.Node | None, int]] = {}
+        self._up: dict[fx.Node, float] = {}  # nodes that are moved up, and to where
         for node, value in self._reading.values.items():
             if isinstance(value, View):
                 self._views.setdefault(value.tensor, []).append(node)
@@ -67,6 +72,7 @@ class Captured:
                 self.regions.append(region_of(cut))
             except UnknownError as error:
                 self._refuse(cut, error)
+        self.regions = list(self._placed(self.regions))
 
     def _refuse(self, cut: Cut, error: UnknownError) -> None:
         self.reasons[f"a region: {error}"] += 1
@@ -188,6 +194,8 @@ class Captured:
     def replace(self, calls: Mapping[Region, Call]) -> list[Region]:
         """Put calls in place of regions, and return those for which that was possible."""
         placed, seeds = self._placed(list(calls)), seeds_of(self.graph)
+        for node, place in sorted(self._up.items(), key=lambda pair: (pair[1], self._reading.order[pair[0]])):
+            self._reading.nodes[ceil(place)].prepend(node)
         stands_for: dict[TensorValue, tuple[fx.Node, tuple[Axis, ...]]] = {}
         for region, before in placed.items():
             with self.graph.inserting_before(before):
@@ -200,7 +208,7 @@ class Captured:
                         node = self._computed(source.tensor, tensors[port.name].dtype, place)
                     wanted = [axis for dim in source.dims for axis in dim]
                     shape = [extent(dim) for dim in source.dims]
-                    fetched.append(rearranged(self.graph, node, _shape(node), axes, source.fixed, wanted, shape))
+                    fetched.append(rearranged(self.graph, node, shape_of(node), axes, source.fixed, wanted, shape))
                 count = len(region.inputs)
                 made = calls[region](self.graph, fetched[:count], fetched[count:])
                 for result, node in zip(region.results, made, strict=True):
@@ -216,8 +224,8 @@ class Captured:
                         wanted = [axis for dim in value.dims for axis in whole(dim)]
                         shape = [extent(whole(dim)) for dim in value.dims]
                         fixed = {} if taken else fixed_of(value.fixed)
-                        shown = rearranged(self.graph, node, _shape(node), axes, fixed, wanted, shape)
-                        view.replace_all_uses_with(_with_strides(self.graph, shown, view.meta[EXAMPLE]))
+                        shown = rearranged(self.graph, node, shape_of(node), axes, fixed, wanted, shape)
+                        view.replace_all_uses_with(in_strides(self.graph, shown, view.meta[EXAMPLE]))
         self._annotate(placed)
         for node in reversed(list(self.graph.nodes)):
             if (node in self._reading.values or EXAMPLE_SHAPE in node.meta or node in seeds) and not node.users:
@@ -253,17 +261,16 @@ class Captured:
         while True:  # each turn but the last leaves out a region
             tuned = frozenset(operation for region in regions for operation in region.cut.operations)
             live, _ = self._live(tuned)
+            self._up = {}
             at: dict[TensorValue, float] = {}
             found: dict[Region, fx.Node] = {}
             refused: Region | None = None
             for region in regions:
                 try:
-                    behind = max((self._position(source.tensor, at) for source in region.sources), default=-1.0)
-                    place = min((o.place for o in region.cut.operations if o.place > behind), default=None)
-                    views = [view for result in region.results for view in self._views.get(result.tensor, ())]
-                    if place is None or any(
-                        self._reading.order[user] < place and user in live for view in views for user in view.users
-                    ):
+                    place = self._place(region, at, live)
+                    if place is None and self._moved_up(region, tuned):
+                        place = self._place(region, at, live)
+                    if place is None:
                         raise UnknownError("other parts of the model lie between its own")
                 except UnknownError as error:
                     self._refuse(region.cut, error)
@@ -275,10 +282,53 @@ class Captured:
                 return found
             regions = [region for region in regions if region is not refused]
 
+    def _place(self, region: Region, at: Mapping[TensorValue, float], live: Set[fx.Node]) -> int | None:
+        """Return the place before which a region's call can stand; None where somebody reads its results before."""
+        behind = max((self._position(source.tensor, at) for source in region.sources), default=-1.0)
+        place = min((each.place for each in region.cut.operations if each.place > behind), default=None)
+        users = {
+            user for result in region.results for view in self._views.get(result.tensor, ()) for user in view.users
+        }
+        if place is None or any(self._reading.order[user] < place for user in users & live):
+            return None
+        return place
+
+    def _moved_up(self, region: Region, tuned: Set[Operation]) -> bool:
+        """Have what a region reads stand before all of it, as a mask that is made in the midst of it.
+
+        Returns:
+            Whether that is possible: it has no state, and follows from nothing that a region makes.
+        """
+        first = min(each.place for each in region.cut.operations)
+        moved: set[fx.Node] = set()
+        waiting = [node for source in region.sources for node in self._read_by(source.tensor)]
+        while waiting:
+            node = waiting.pop()
+            value = self._reading.values.get(node)
+            if node in moved or self._at(node) < first:
+                continue
+            if isinstance(value, View) and value.tensor.made_by in tuned:
+                return False
+            if not self._reading.may_stand_at(node, first):
+                return False
+            moved.add(node)
+            waiting += node.all_input_nodes
+        self._up |= dict.fromkeys(moved, first - 0.75)  # before the calls that stand there
+        return bool(moved)
+
+    def _read_by(self, tensor: TensorValue) -> list[fx.Node]:
+        """Return the nodes of a tensor that is no operator's: itself, or what it is computed from."""
+        if tensor.computed is not None:
+            return [node for each in tensor.computed.of for node in self._read_by(each)]
+        return [tensor.node] if tensor.made_by is None else []
+
+    def _at(self, node: fx.Node) -> float:
+        return self._up.get(node, float(self._reading.order[node]))
+
     def _position(self, tensor: TensorValue, at: Mapping[TensorValue, float]) -> float:
         if tensor.computed is not None:
             return max(self._position(each, at) for each in tensor.computed.of)
-        return at[tensor] if tensor in at else float(self._reading.order[self._holder(tensor)[0]])
+        return at[tensor] if tensor in at else self._at(self._holder(tensor)[0])
 
     def _holder(self, tensor: TensorValue) -> tuple[fx.Node, tuple[Axis, ...]]:
         """Return a node that is a tensor, whole, and its axes in order.
@@ -295,77 +345,3 @@ class Captured:
             if not value.fixed and set(axes) == own:
                 return node, axes
         raise UnknownError("no node is what it reads")
-
-
-EXAMPLE_SHAPE = "autotuner_shape"
-ANNOTATION = "custom"
-"""Key of what `torch.fx.traceback.annotate` notes at a node."""
-
-
-def _with_strides(graph: fx.Graph, node: fx.Node, example: Tensor) -> fx.Node:
-    """Write what gives a tensor the strides that torch gives it, where its memory is in another order."""
-    shown = graph.call_function(with_strides, (node, list(example.shape), list(example.stride())))
-    shown.meta[EXAMPLE_SHAPE] = tuple(example.shape)
-    return shown
-
-
-def with_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """Return a tensor with these strides: itself, if it has them, or a copy."""
-    if all(extent == 1 or a == b for extent, a, b in zip(shape, tensor.stride(), strides, strict=True)):
-        return tensor
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    if EXAMPLE_SHAPE in node.meta:
-        return tuple(node.meta[EXAMPLE_SHAPE])
-    return tuple(node.meta[EXAMPLE].shape)
-
-
-def rearranged(
-    graph: fx.Graph,
-    node: fx.Node,
-    given: Sequence[int],
-    axes: Sequence[Axis],
-    fixed: Mapping[Axis, int],
-    wanted: Sequence[Axis],
-    shape: Sequence[int],
-) -> fx.Node:
-    """Write what takes a tensor at fixed places, in another order of its axes, repeated along those that it lacks.
-
-    Args:
-        given: its shape.
-        axes: its axes, in order.
-        fixed: places along some of them.
-        wanted: axes of the result, in order.
-        shape: of the result.
-    """
-    made: list[fx.Node] = [node]
-
-    def call(method: str, result: Sequence[int], *arguments: Any) -> None:
-        made.append(graph.call_method(method, (made[-1], *arguments)))
-        made[-1].meta[EXAMPLE_SHAPE] = tuple(result)
-
-    left = [axis for axis in axes if axis not in fixed]
-    held = [axis for axis in wanted if axis in left]
-    if fixed or held != left or len(held) < len(wanted):
-        sizes = [axis.extent for axis in axes]
-        if list(given) != sizes:
-            call("reshape", sizes, sizes)
-        for place in reversed(range(len(axes))):
-            if axes[place] in fixed:
-                sizes = sizes[:place] + sizes[place + 1 :]
-                call("select", sizes, place, fixed[axes[place]])
-        if held != left:
-            order = [left.index(axis) for axis in held]
-            sizes = [axis.extent for axis in held]
-            call("permute", sizes, order)
-        if len(held) < len(wanted):
-            ones = [axis.extent if axis in left else 1 for axis in wanted]
-            sizes = [axis.extent for axis in wanted]
-            call("reshape", ones, ones)
-            call("expand", sizes, sizes)
-        given = sizes
-    if list(given) != list(shape):
-        call("reshape", shape, list(shape))
-    return made[-1]

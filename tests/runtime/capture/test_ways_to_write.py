@@ -193,6 +193,59 @@ class OfTwoStreams(nn.Module):
         return torch.cat([image, text], 1)
 
 
+class Recurrent(nn.Module):
+    """As Bamba and Qwen3-Next write recurrences: a mask and a state are made in the midst of a layer, behind what the
+    cache keeps of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.inner = Plain(), nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.layer(x)
+        query, key, value = self.inner(x).chunk(3, -1)
+        kept = key.cummax(1).values
+        earlier = torch.tril(torch.ones(LENGTH, LENGTH, dtype=torch.bool))
+        weights = (query @ key.transpose(1, 2)).masked_fill(~earlier, 0)
+        state = torch.zeros(2, WIDTH, WIDTH, dtype=x.dtype)
+        return x + weights @ value + query @ (state + 1), kept
+
+
+class OfStates(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Recurrent() for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = []
+        for layer in self.layers:
+            x, state = layer(x)
+            states.append(state)
+        return x + torch.stack(states).sum(0)
+
+
+class SummedBeside(nn.Module):
+    """As a mixer without a class for its layers: sums are written in the model, between modules of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({
+                "norm_1": nn.LayerNorm(WIDTH),
+                "tokens": nn.Sequential(nn.Linear(LENGTH, 32), nn.GELU(), nn.Linear(32, LENGTH)),
+                "norm_2": nn.LayerNorm(WIDTH),
+                "attention": Attention(),
+            })
+            for _ in range(LAYERS)
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer["tokens"](layer["norm_1"](x).transpose(1, 2)).transpose(1, 2)  # type: ignore[index]
+            x = x + layer["attention"](layer["norm_2"](x))  # type: ignore[index]
+        return x
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "a scale that is a tensor": lambda: Stack(lambda: Plain(ScaledByATensor)),
     "norms of norms": lambda: Stack(NormedTwice),
@@ -201,6 +254,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a part inside of vmap": lambda: Stack(Mapped),
     "many widths": lambda: Stack(ManyWidths),
     "two streams": OfTwoStreams,
+    "constants in the midst": OfStates,
+    "sums beside modules": SummedBeside,
 }
 
 
