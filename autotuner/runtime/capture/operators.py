@@ -14,8 +14,8 @@ from autotuner.runtime.capture.attention_masks import sum_of_masks
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, memory, plain, rule
-from autotuner.runtime.capture.scores import causal, in_pieces, masked, with_mask
-from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
+from autotuner.runtime.capture.scores import biased_where_shown, causal, in_pieces, masked, with_mask
+from autotuner.runtime.capture.written_out import in_widest_type, is_named, part_of_product, part_of_sum, rms_norm
 
 # Products -------------------------------------------------------------------------------------------------------------
 
@@ -300,6 +300,20 @@ def _baddbmm(reader: Reader, mask: View, a: View, b: View, *, beta: float = 1, a
     return masked(reader, scores, mask, written_out=True)[0]
 
 
+@rule(aten.where.ScalarOther)
+def _where(reader: Reader, shown: Any, values: Any, other: Any) -> Expression:
+    """A learned bias where a mask is true, and the lowest number elsewhere: what transformers has attention add."""
+    if not isinstance(shown, View) or shown.dtype != "bool" or shown.fixed or shown.tensor.made_by is not None:
+        raise UnknownError("a choice by what is no mask from outside")
+    if (
+        not isinstance(values, View)
+        or values.dtype != reader.dtype
+        or other != torch.finfo(getattr(torch, values.dtype)).min
+    ):
+        raise UnknownError("a choice of other values than a bias and the lowest number")
+    return Expression("bias where shown", (values, shown))
+
+
 @rule(aten.scaled_dot_product_attention.default)
 def _attention(
     reader: Reader,
@@ -325,7 +339,9 @@ def _attention(
     sees = None
     if attn_mask is not None and reader.masks.hides_nothing(attn_mask):
         attn_mask = None
-    if is_causal or (attn_mask is not None and reader.masks.is_causal(attn_mask, True)):
+    if is_named(attn_mask, "bias where shown"):
+        scores = biased_where_shown(reader, scores, *attn_mask.operands)
+    elif is_causal or (attn_mask is not None and reader.masks.is_causal(attn_mask, True)):
         scores = causal(reader, scores)
     elif attn_mask is not None:
         scores, sees = masked(reader, scores, plain(attn_mask, "an attention mask"))

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from autotuner.ir.program import parse_program
 from autotuner.ir.scores import Hidden, pieces_of, soft_cap
+from autotuner.runtime.capture.additive import additive
 from autotuner.runtime.capture.attention_masks import masks_of_attention
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
 from autotuner.runtime.capture.program import Computed, TensorValue, View, source_of
@@ -22,6 +23,27 @@ def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = Fals
     added, sees = masks_of_attention(mask, queries, written_out=written_out, but_later=but_later)
     scores = reader.mapped("mask", scores, reader.united(scores.dims, added))
     return (causal(reader, scores) if but_later else scores), sees
+
+
+def biased_where_shown(reader: Reader, scores: View, bias: View, shown: View) -> View:
+    """Append the sum of scores and a bias, and the lowest number where a mask is false.
+
+    The bias is of all sequences, the mask of all heads: their choice, of each sequence and head, is never in memory.
+
+    Raises:
+        UnknownError: no gradient is wanted of the bias, and it is not 0 everywhere.
+    """
+    if learned(bias):
+        scores = reader.mapped("bias", scores, reader.united(scores.dims, bias))
+    elif not reader.masks.hides_nothing(bias):
+        raise UnknownError("a choice of a bias that nothing is learned of")
+    if reader.masks.hides_nothing(shown):
+        return scores
+    if reader.masks.is_causal(shown, True):
+        return causal(reader, scores)
+    source = source_of(shown.tensor)
+    mask = View(TensorValue(source.dims, "bool", source.node, computed=Computed(additive, (source,), ())), shown.dims)
+    return reader.mapped("mask", scores, reader.united(scores.dims, mask))
 
 
 def causal(reader: Reader, scores: View) -> View:

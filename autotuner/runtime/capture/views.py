@@ -102,7 +102,9 @@ def _expand(reader: Reader, x: View, shape: Sequence[int], *, implicit: bool = F
 
 
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default)
-def _same(reader: Reader, x: View, **_: Any) -> View:  # noqa: ARG001
+def _same(reader: Reader, x: View | Expression, **_: Any) -> View | Expression:  # noqa: ARG001
+    if isinstance(x, Expression) and x.name != "bias where shown":  # attention reads that, however it lies
+        raise UnknownError("a copy of a part of an operator")
     return x
 
 

@@ -157,6 +157,40 @@ def test_an_encoder_with_a_decoder_and_its_cache_is_whole_layers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("padded_first", [False, True])
+def test_a_relative_bias_and_padding_are_added_one_after_the_other(padded_first: bool) -> None:
+    """transformers has each layer choose between both for each sequence and head: a tensor as large as the scores."""
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+                                   dropout_rate=0.0, decoder_start_token_id=0)  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config)
+    mask = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH // 2]])).long()
+    batch = tokens() | {"attention_mask": mask.flip(1) if padded_first else mask}
+
+    def added(of: Model) -> list[tuple[str, int]]:
+        graph = of.graph()
+        return [
+            (each.kind, len(graph.tensors[each.inputs[-1]].axes) if len(each.inputs) > 1 else 0)
+            for each in graph.operators if each.kind in ("bias", "mask", "causal_mask", "softmax")
+        ]  # fmt: skip
+
+    heads_queries_and_keys, sequences_and_keys = 3, 2
+    of_encoder = [("bias", heads_queries_and_keys), ("mask", sequences_and_keys), ("softmax", 0)]
+    of_decoder = [("bias", heads_queries_and_keys), ("causal_mask", 0), ("softmax", 0), *of_encoder[1:]]
+    calls = region_calls(model, [batch])
+    assert [(calls.runs[key], added(each)) for key, each in calls.models.items()] == [(2, of_encoder), (2, of_decoder)]
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = called(**batch).loss
+        return found
+
+    wanted = gradients(model.double(), loss)
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss, compilation.model), wanted, 1e-12)
+    assert [graph.tuned_places for graph in compilation.compiled] == [4]
+
+
+@pytest.mark.slow
 def test_sums_of_embeddings_are_no_regions() -> None:
     config = transformers.RobertaConfig(**(SMALL | {"max_position_embeddings": 64}))
     calls = region_calls(transformers.RobertaForMaskedLM(config), [tokens()])
