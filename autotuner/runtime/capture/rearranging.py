@@ -24,7 +24,11 @@ def with_strides(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -
     """Return a tensor with these strides: itself, if it has them, or a copy."""
     if all(extent == 1 or a == b for extent, a, b in zip(shape, tensor.stride(), strides, strict=True)):
         return tensor
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    for dim, stride in enumerate(strides):
+        if not stride:  # repeated: one place of it is in memory
+            tensor = tensor.narrow(dim, 0, 1)
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor).expand(shape)
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
