@@ -156,7 +156,14 @@ def calls_in(graph: Graph, *, wide: bool = False) -> dict[str, list[Call]]:
                 (name, {"rows": 64, "columns": 128 if wide else 64, "warps": 4, "stages": 2}[name.split("_")[-1]])
                 for name in NAMES[kernel]
             )
-            first, *_, last = list(KERNELS[kernel].layouts(subgraph))
+            admitted = [
+                row for row in KERNELS[kernel].layouts(subgraph)
+                if KERNELS[kernel].refuses(subgraph, Candidate(kernel, row, params)) is None
+            ]  # fmt: skip
+            if not admitted:
+                found[kernel] = []
+                continue
+            first, last = admitted[0], admitted[-1]
             place = 1 if kernel.endswith("_grad") else 0
             alike = [len(text) == len(STACKED) - 1 for text in first[place : place + 3]]
             sliced = [

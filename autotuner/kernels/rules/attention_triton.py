@@ -188,6 +188,8 @@ def _not_one_added(subgraph: Subgraph, candidate: Candidate, added: Added) -> st
     if prod(tensor.extents) > MOST_ADDED:
         return f"it adds at most {MOST_ADDED:,} elements to the scores; these are {prod(tensor.extents):,}"
     strides, _, _ = form.placed(tensor.axes, tensor.extents)
+    if strides[keys] > 1 and tensor.extents[keys] > 1:
+        return f"it adds what has its keys side by side: tensor {number} lies as {form}"
     own = [(strides[place], tensor.extents[place]) for place in heads if place is not None]
     if len(own) > 1 and own[0][0] != own[1][0] * own[1][1]:
         return f"heads of tensor {number} do not act as one axis in {form}"
