@@ -58,6 +58,27 @@ def test_layers_are_modules_with_a_number_that_are_made_of_others() -> None:
     assert Layers.of(model, "head").paths == set()
 
 
+def test_paths_of_a_graph_that_begins_inside_of_the_model_are_found_in_it() -> None:
+    layers = Layers({"model.vision.layers.0", "model.text.layers.0"}, {
+        "model.vision.stem", "model.vision.layers.0.mlp.up", "model.text.layers.0.mlp.up", "model.text.layers.0.norm",
+    })  # fmt: skip
+    assert layers.before({"model.vision.stem"}) == ""
+    assert layers.before({"vision.stem", "vision.layers.0.mlp.up"}) == "model."
+    assert layers.before({"mlp.up"}) == "model.text.layers.0."
+    assert layers.before({"mlp.up", "norm"}) == "model.text.layers.0."
+    assert layers.before({"mlp.up", "elsewhere"}) == layers.before(set()) == ""
+
+
+@pytest.mark.slow
+def test_layers_for_images_and_layers_for_texts_are_regions() -> None:
+    """Graphs end where transformers compares numbers of image tokens; stems and projections are no layers."""
+    row = row_of(architectures()["LLaVA"], check=True, tracing=False)
+    assert (row["share"], row["layers"], row["places"]) == (1.0, 6, 6)
+    assert row["graphs"] > 1
+    assert row["share_of_all"] < 0.95
+    assert row["error"] < 1e-12
+
+
 @pytest.mark.slow
 def test_whole_layers_are_counted_without_stem_and_head() -> None:
     row = counted(of(Stopped, False), tracing=False)

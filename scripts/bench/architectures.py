@@ -186,6 +186,57 @@ def _clip() -> Made:
     return transformers.CLIPModel(config), {"input_ids": token_ids(), "pixel_values": images(), "return_loss": True}
 
 
+OF_IMAGES = 4
+"""Tokens of each image in a text."""
+IMAGE_TOKENS = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 58, "vision_end_token_id": 59}
+
+
+def _with_images(ids: int) -> dict[str, Tensor]:
+    """Return a text with an image between its tokens, as processors of transformers make it."""
+    made = token_ids().clamp(max=50)
+    made[:, 4 : 4 + ids] = IMAGE_TOKENS["image_token_id"]
+    return {"input_ids": made, "labels": made.masked_fill(made == IMAGE_TOKENS["image_token_id"], -100)}
+
+
+def _of_image_and_text(
+    class_name: str, pixels: tuple[int, ...], vision: Mapping[str, Any], text: Mapping[str, Any], **given: Any
+) -> Callable[[], Made]:
+    """Return what makes a model that reads an image in each of its texts; `given` are of its configuration."""
+
+    def make() -> Made:
+        import transformers
+
+        config = getattr(transformers, class_name.partition("For")[0] + "Config")(
+            text_config=dict(text),
+            vision_config=dict(vision),
+            image_token_id=IMAGE_TOKENS["image_token_id"],
+            **given,
+        )
+        return getattr(transformers, class_name)(config), _with_images(OF_IMAGES) | {"pixel_values": features(*pixels)}
+
+    return make
+
+
+def _qwen_vl() -> Made:
+    """Images of several sizes: patches of all of them in one sequence, and the sizes beside them."""
+    import transformers
+
+    patches, vision = (IMAGE // PATCH) ** 2, {"depth": LAYERS, "num_heads": HEADS, "patch_size": PATCH}
+    rotary = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=GROUPED | {"rope_parameters": rotary},
+        vision_config=vision | {"hidden_size": WIDTH, "intermediate_size": INNER, "out_hidden_size": WIDTH,
+                                "window_size": IMAGE, "fullatt_block_indexes": [1]},
+        **IMAGE_TOKENS,
+    )  # fmt: skip
+    batch = _with_images(OF_IMAGES)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config), batch | {
+        "pixel_values": features(ROWS * patches, 3 * 2 * PATCH**2),
+        "image_grid_thw": torch.tensor([[1, IMAGE // PATCH, IMAGE // PATCH]] * ROWS),
+        "mm_token_type_ids": (batch["input_ids"] == IMAGE_TOKENS["image_token_id"]).int(),
+    }
+
+
 def _video() -> Made:
     sizes = VISION | {"num_frames": 4, "tubelet_size": 2}
     return of_transformers("VideoMAEForVideoClassification", sizes), {
@@ -208,6 +259,23 @@ def _padded(class_name: str, sizes: Mapping[str, Any]) -> Callable[[], Made]:
     return make
 
 
+LLAMA = {"model_type": "llama", **GROUPED}
+OF_CLIP = {"model_type": "clip_vision_model", **VISION, "patch_size": IMAGE // 2}
+IMAGES_AND_TEXTS: dict[str, Callable[[], Made]] = {
+    "LLaVA": _of_image_and_text(
+        "LlavaForConditionalGeneration", (ROWS, 3, IMAGE, IMAGE), OF_CLIP, LLAMA,
+    ),
+    "Gemma 3 with images": _of_image_and_text(
+        "Gemma3ForConditionalGeneration", (ROWS, 3, IMAGE, IMAGE), VISION, GROUPED | {"head_dim": 16},
+        mm_tokens_per_image=OF_IMAGES,
+    ),
+    "SmolVLM": _of_image_and_text(
+        "SmolVLMForConditionalGeneration", (ROWS, 1, 3, IMAGE, IMAGE), VISION, LLAMA, scale_factor=2,
+    ),
+    "Qwen2.5-VL": _qwen_vl,
+}  # fmt: skip
+
+
 def transformers_architectures() -> list[Architecture]:
     text = {**CAUSAL, **MASKED, **SEQUENCES}
     found = [Architecture(name, "transformers", _text(*given)) for name, given in text.items()]
@@ -221,6 +289,7 @@ def transformers_architectures() -> list[Architecture]:
         Architecture("HuBERT", "transformers", _sound("HubertForCTC"), layers="encoder.layers"),
         Architecture("CLIP", "transformers", _clip),
         Architecture("VideoMAE", "transformers", _video),
+        *(Architecture(name, "transformers", make) for name, make in IMAGES_AND_TEXTS.items()),
     ]
 
 

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,7 +72,6 @@ class Layers:
 
     paths: set[str]
     names: set[str]
-    suffixes: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: nn.Module, within: str = "") -> "Layers":
@@ -98,11 +97,17 @@ class Layers:
         heads = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
         return next((head for head in heads if head in self.paths), "")
 
-    def inside(self, path: str) -> bool:
-        """Say whether modules of a path that begins inside of the model, as where a graph does, are in a layer."""
-        if path not in self.suffixes:
-            self.suffixes[path] = any(name.endswith(f".{path}") and self.of_path(name) for name in self.names)
-        return self.suffixes[path]
+    def before(self, paths: set[str]) -> str:
+        """Return what stands before paths that begin inside of the model, as where a graph does: "layers.0." or "".
+
+        Of several places where such modules are, as in all layers, it is the first.
+        """
+        if not paths or paths & self.names:
+            return ""
+        last = f".{next(iter(paths))}"
+        heads = sorted(name.removesuffix(last) for name in self.names if name.endswith(last))
+        found = next((head for head in heads if all(f"{head}.{path}" in self.names for path in paths)), "")
+        return found and f"{found}."
 
 
 def counted(architecture: Architecture, tracing: bool = True) -> dict[str, Any]:
@@ -250,16 +255,16 @@ def count_graph(module: fx.GraphModule, layers: Layers) -> GraphCount:
     # A graph that begins inside of the model has paths that begin there too; modules of products tell, since small ones
     # of a layer, such as its dropout, may be named as one of the model's.
     paths = {each.module for each in calls if each.module and each.flop}
-    nested = not any(path in layers.names for path in paths) and any(map(layers.inside, paths))
-    inside = {each for each in calls if nested or layers.of_path(each.module)}
+    before = layers.before(paths)
+    inside = {each for each in calls if layers.of_path(before + each.module)}
     coverage = Parts(module.graph, captured).coverage(regions, "")
-    left_out = tuple(part for part in coverage.left_out if nested or _is_of_layers(part.module, layers))
+    left_out = tuple(part for part in coverage.left_out if _is_of_layers(before + part.module, layers))
     return GraphCount(
         flop=sum(each.flop for each in calls),
         found_flop=sum(each.flop for each in calls if each.node in nodes),
         layers_flop=sum(each.flop for each in inside),
         layers_found_flop=sum(each.flop for each in inside if each.node in nodes),
-        layers={layers.of_path(each.module) for each in inside},
+        layers={layers.of_path(before + each.module) for each in inside},
         models=[region.model for region in regions],
         left_out=left_out,
         why_not=captured if isinstance(captured, str) else "",
@@ -271,8 +276,13 @@ def _is_of_layers(module: str, layers: Layers) -> bool:
     """Say whether a path with `*` for numbers is of a layer."""
     if layers.of_path(module):
         return True
-    known = {".".join("*" if part.isdigit() else part for part in path.split(".")) for path in layers.paths}
+    known = {_without_numbers(path) for path in layers.paths}
+    module = _without_numbers(module)
     return any(module == path or module.startswith(f"{path}.") for path in known)
+
+
+def _without_numbers(path: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def kinds_in(model: Model) -> list[str]:
