@@ -305,13 +305,9 @@ def _where(reader: Reader, shown: Any, values: Any, other: Any) -> Expression:
     """A learned bias where a mask is true, and the lowest number elsewhere: what transformers has attention add."""
     if not isinstance(shown, View) or shown.dtype != "bool" or shown.fixed or shown.tensor.made_by is not None:
         raise UnknownError("a choice by what is no mask from outside")
-    if (
-        not isinstance(values, View)
-        or values.dtype != reader.dtype
-        or other != torch.finfo(getattr(torch, values.dtype)).min
-    ):
-        raise UnknownError("a choice of other values than a bias and the lowest number")
-    return Expression("bias where shown", (values, shown))
+    if not isinstance(values, View) or values.dtype != reader.dtype or not isinstance(other, float):
+        raise UnknownError("a choice of other values than a bias and a number")
+    return Expression("bias where shown", (values, shown, other))
 
 
 @rule(aten.scaled_dot_product_attention.default)

@@ -25,16 +25,18 @@ def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = Fals
     return (causal(reader, scores) if but_later else scores), sees
 
 
-def biased_where_shown(reader: Reader, scores: View, bias: View, shown: View) -> View:
-    """Append the sum of scores and a bias, and the lowest number where a mask is false.
+def biased_where_shown(reader: Reader, scores: View, bias: View, shown: View, other: float) -> View:
+    """Append the sum of scores and a bias, and of the lowest number of their type where a mask is false.
 
     The bias is of all sequences, the mask of all heads: their choice, of each sequence and head, is never in memory.
 
     Raises:
-        UnknownError: no gradient is wanted of the bias, and it is not 0 everywhere.
+        UnknownError: no gradient is wanted of the bias, and it is not 0 everywhere; or the number is another one.
     """
+    if other != torch.finfo(getattr(torch, scores.dtype)).min:
+        raise UnknownError(f"a choice of {other:g}, which is not the lowest number of {scores.dtype}")
     if learned(bias):
-        scores = reader.mapped("bias", scores, reader.united(scores.dims, bias))
+        scores = reader.mapped("bias", scores, reader.united(scores.dims, reader.typed(bias)))
     elif not reader.masks.hides_nothing(bias):
         raise UnknownError("a choice of a bias that nothing is learned of")
     if reader.masks.hides_nothing(shown):

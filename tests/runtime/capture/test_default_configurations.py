@@ -177,8 +177,11 @@ def test_a_relative_bias_and_padding_are_added_one_after_the_other(padded_first:
     heads_queries_and_keys, sequences_and_keys = 3, 2
     of_encoder = [("bias", heads_queries_and_keys), ("mask", sequences_and_keys), ("softmax", 0)]
     of_decoder = [("bias", heads_queries_and_keys), ("causal_mask", 0), ("softmax", 0), *of_encoder[1:]]
-    calls = region_calls(model, [batch])
-    assert [(calls.runs[key], added(each)) for key, each in calls.models.items()] == [(2, of_encoder), (2, of_decoder)]
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            calls = region_calls(model, [batch])
+        found = [(calls.runs[key], added(each)) for key, each in calls.models.items()]
+        assert found == [(2, of_encoder), (2, of_decoder)]
 
     def loss(called: Any) -> Tensor:
         found: Tensor = called(**batch).loss
