@@ -22,7 +22,7 @@ def test_a_repeated_tensor_in_another_order_keeps_its_values_and_gradients(order
     found = with_strides(base.expand(SHAPE), SHAPE, strides)
     torch.testing.assert_close(found, base.expand(SHAPE))
     assert list(found.stride()) == strides
-    (found * weights).sum().backward()
+    (found * weights).sum().backward()  # type: ignore[no-untyped-call]
     assert base.grad is not None
     torch.testing.assert_close(base.grad, weights.sum(2, keepdim=True))
 
