@@ -154,6 +154,8 @@ def _add(reader: Reader, a: Any, b: Any, *, alpha: float = 1) -> Any:
         found = part_of_sum(reader, one, other)
         if found is not None:
             return found
+        if isinstance(one, View) and is_named(other, "bias where shown"):
+            return biased_where_shown(reader, reader.typed(one), *other.operands)
     if not isinstance(a, View) or not isinstance(b, View):
         raise UnknownError("a sum with a number")
     a, b = reader.typed(a), reader.typed(b)
@@ -300,13 +302,18 @@ def _baddbmm(reader: Reader, mask: View, a: View, b: View, *, beta: float = 1, a
     return masked(reader, scores, mask, written_out=True)[0]
 
 
+_LOWEST = frozenset(torch.finfo(dtype).min for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
+
 @rule(aten.where.ScalarOther)
 def _where(reader: Reader, shown: Any, values: Any, other: Any) -> Expression:
     """A learned bias where a mask is true, and the lowest number elsewhere: what transformers has attention add."""
-    if not isinstance(shown, View) or shown.dtype != "bool" or shown.fixed or shown.tensor.made_by is not None:
-        raise UnknownError("a choice by what is no mask from outside")
-    if not isinstance(values, View) or values.dtype != reader.dtype or not isinstance(other, float):
-        raise UnknownError("a choice of other values than a bias and a number")
+    from_outside = all(
+        isinstance(each, View) and each.tensor.made_by is None and each.tensor.computed is None and not each.fixed
+        for each in (shown, values)
+    )
+    if not from_outside or shown.dtype != "bool" or values.dtype != reader.dtype or other not in _LOWEST:
+        raise UnknownError("a choice that is none between a bias and the lowest number, by a mask")
     return Expression("bias where shown", (values, shown, other))
 
 

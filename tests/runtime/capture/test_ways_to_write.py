@@ -211,6 +211,31 @@ class Recurrent(nn.Module):
         return x + weights @ value + query @ (state + 1), kept
 
 
+class ShownBias(Attention):
+    """As transformers puts a relative bias and a mask together, beside its own attention written out."""
+
+    def forward(self, x: Tensor, bias: Tensor, shown: Tensor) -> Tensor:  # type: ignore[override]
+        query, key, value = (heads(project(x)) for project in list(self.projections)[:3])
+        scores = query @ key.transpose(2, 3) + torch.where(shown, bias, torch.finfo(x.dtype).min)
+        found: Tensor = self.projections[3]((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+        return found
+
+
+class OfShownBiases(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"attention": ShownBias(), "norm": nn.LayerNorm(WIDTH)}) for _ in range(LAYERS)
+        )
+        self.table = nn.Parameter(torch.randn(HEADS, LENGTH, LENGTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias, shown = self.table.sin()[None], (x.mean(-1) > -0.1)[:, None, None]
+        for layer in self.layers:
+            x = x + layer["attention"](layer["norm"](x), bias, shown)  # type: ignore[index]
+        return x
+
+
 class OfStates(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -256,6 +281,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "two streams": OfTwoStreams,
     "constants in the midst": OfStates,
     "sums beside modules": SummedBeside,
+    "a bias where a mask shows": OfShownBiases,
 }
 
 
@@ -297,6 +323,17 @@ def test_what_only_a_choice_depends_on_is_no_parameter_of_the_region() -> None:
     tensors = region.graph().tensors
     (bias,) = (each.inputs[1] for each in region.graph().operators if each.kind == "pointwise" and len(each.inputs) > 1)
     assert tensors[bias].role == "input"
+
+
+def test_a_choice_between_a_bias_and_the_lowest_number_is_never_made() -> None:
+    ((region, _),) = found_in(made("a bias where a mask shows"))
+    graph = region.graph()
+    added = {each.kind: graph.tensors[each.inputs[1]].axes for each in graph.operators if each.kind in ("bias", "mask")}
+    (scores,) = (graph.tensors[each.inputs[0]].axes for each in graph.operators if each.kind == "mask")
+    assert (len(scores), added["mask"]) == (4, scores[0] + scores[3])
+    assert [set(graph.tensors[each.inputs[1]].axes) for each in graph.operators if each.kind == "bias"].count(
+        set(scores[1:])
+    ) == 1
 
 
 def test_axes_behind_the_26th_have_capital_letters() -> None:
