@@ -13,7 +13,7 @@ import torch
 from autotuner.runtime.capture.attention_masks import sum_of_masks
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import BoundView, Expression, View
-from autotuner.runtime.capture.reader import Reader, aten, held, in_order, memory, plain, rule
+from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
 from autotuner.runtime.capture.scores import biased_where_shown, causal, in_pieces, masked, with_mask
 from autotuner.runtime.capture.written_out import in_widest_type, is_named, part_of_product, part_of_sum, rms_norm
 
@@ -314,6 +314,8 @@ def _where(reader: Reader, shown: Any, values: Any, other: Any) -> Expression:
     )
     if not from_outside or shown.dtype != "bool" or values.dtype != reader.dtype or other not in _LOWEST:
         raise UnknownError("a choice that is none between a bias and the lowest number, by a mask")
+    if not learned(values) and not reader.masks.hides_nothing(values):
+        raise UnknownError("a mask of two, of which nothing is learned: it is made once")
     return Expression("bias where shown", (values, shown, other))
 
 

@@ -29,16 +29,15 @@ def biased_where_shown(reader: Reader, scores: View, bias: View, shown: View, ot
     """Append the sum of scores and a bias, and of the lowest number of their type where a mask is false.
 
     The bias is of all sequences, the mask of all heads: their choice, of each sequence and head, is never in memory.
+    A bias that nothing is learned of is 0 everywhere.
 
     Raises:
-        UnknownError: no gradient is wanted of the bias, and it is not 0 everywhere; or the number is another one.
+        UnknownError: the number is another one.
     """
     if other != torch.finfo(getattr(torch, scores.dtype)).min:
         raise UnknownError(f"a choice of {other:g}, which is not the lowest number of {scores.dtype}")
     if learned(bias):
         scores = reader.mapped("bias", scores, reader.united(scores.dims, reader.typed(bias)))
-    elif not reader.masks.hides_nothing(bias):
-        raise UnknownError("a choice of a bias that nothing is learned of")
     if reader.masks.hides_nothing(shown):
         return scores
     if reader.masks.is_causal(shown, True):
