@@ -191,10 +191,10 @@ OF_IMAGES = 4
 IMAGE_TOKENS = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 58, "vision_end_token_id": 59}
 
 
-def _with_images(ids: int) -> dict[str, Tensor]:
+def _with_images() -> dict[str, Tensor]:
     """Return a text with an image between its tokens, as processors of transformers make it."""
     made = token_ids().clamp(max=50)
-    made[:, 4 : 4 + ids] = IMAGE_TOKENS["image_token_id"]
+    made[:, 4 : 4 + OF_IMAGES] = IMAGE_TOKENS["image_token_id"]
     return {"input_ids": made, "labels": made.masked_fill(made == IMAGE_TOKENS["image_token_id"], -100)}
 
 
@@ -212,7 +212,7 @@ def _of_image_and_text(
             image_token_id=IMAGE_TOKENS["image_token_id"],
             **given,
         )
-        return getattr(transformers, class_name)(config), _with_images(OF_IMAGES) | {"pixel_values": features(*pixels)}
+        return getattr(transformers, class_name)(config), _with_images() | {"pixel_values": features(*pixels)}
 
     return make
 
@@ -229,7 +229,7 @@ def _qwen_vl() -> Made:
                                 "window_size": IMAGE, "fullatt_block_indexes": [1]},
         **IMAGE_TOKENS,
     )  # fmt: skip
-    batch = _with_images(OF_IMAGES)
+    batch = _with_images()
     return transformers.Qwen2_5_VLForConditionalGeneration(config), batch | {
         "pixel_values": features(ROWS * patches, 3 * 2 * PATCH**2),
         "image_grid_thw": torch.tensor([[1, IMAGE // PATCH, IMAGE // PATCH]] * ROWS),

@@ -61,7 +61,6 @@ class Captured:
         self.reasons, self.refused = self._reading.reasons, self._reading.refused
         self._views: dict[TensorValue, list[fx.Node]] = {}
         self._made: dict[Any, tuple[fx.Node | None, int]] = {}
-        self._up: dict[fx.Node, float] = {}  # nodes that are moved up, and to where
         for node, value in self._reading.values.items():
             if isinstance(value, View):
                 self._views.setdefault(value.tensor, []).append(node)
@@ -261,7 +260,7 @@ class Captured:
         while True:  # each turn but the last leaves out a region
             tuned = frozenset(operation for region in regions for operation in region.cut.operations)
             live, _ = self._live(tuned)
-            self._up = {}
+            self._up: dict[fx.Node, float] = {}  # nodes that are moved up, and to where
             at: dict[TensorValue, float] = {}
             found: dict[Region, fx.Node] = {}
             refused: Region | None = None

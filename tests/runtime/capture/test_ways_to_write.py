@@ -328,12 +328,14 @@ def test_what_only_a_choice_depends_on_is_no_parameter_of_the_region() -> None:
 def test_a_choice_between_a_bias_and_the_lowest_number_is_never_made() -> None:
     ((region, _),) = found_in(made("a bias where a mask shows"))
     graph = region.graph()
-    added = {each.kind: graph.tensors[each.inputs[1]].axes for each in graph.operators if each.kind in ("bias", "mask")}
-    (scores,) = (graph.tensors[each.inputs[0]].axes for each in graph.operators if each.kind == "mask")
-    assert (len(scores), added["mask"]) == (4, scores[0] + scores[3])
-    assert [set(graph.tensors[each.inputs[1]].axes) for each in graph.operators if each.kind == "bias"].count(
-        set(scores[1:])
-    ) == 1
+    axes = {
+        kind: [[graph.tensors[name].axes for name in each.inputs] for each in graph.operators if each.kind == kind]
+        for kind in ("bias", "mask")
+    }
+    ((scores, mask),) = axes["mask"]
+    of_heads = [added for biased, added in axes["bias"] if biased == scores]
+    assert (len(scores), mask) == (4, scores[0] + scores[3])
+    assert [sorted(added) for added in of_heads] == [sorted(scores[1:])]
 
 
 def test_axes_behind_the_26th_have_capital_letters() -> None:
