@@ -88,8 +88,15 @@ def _noise(device: str) -> Batch:
     return {name: tensor.to(device) for name, tensor in (features | numbers).items()}
 
 
-def _of_tokens(vocabulary: int, batch: int = 4, length: int = 1024) -> Callable[[str], Batch]:
-    return lambda device: tokens(device, batch, length, vocabulary)
+def _of_tokens(vocabulary: int, batch: int = 4, length: int = 1024, padded: bool = False) -> Callable[[str], Batch]:
+    return lambda device: tokens(device, batch, length, vocabulary, padded)
+
+
+def _speech(device: str) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(16, 80, 3000, generator=generator)
+    labels = torch.randint(0, 50257, (16, 128), generator=generator)
+    return {"input_features": features.to(device, torch.bfloat16), "labels": labels.to(device)}
 
 
 OTHER_MODELS = {
@@ -108,6 +115,20 @@ OTHER_MODELS = {
         WholeModel("modernbert-large", _of_transformers(
             "ModernBertForMaskedLM", hidden_size=1024, intermediate_size=2624, num_hidden_layers=28,
             num_attention_heads=16), _of_tokens(50368, 8, 512)),
+        WholeModel("qwen2-0.5b", _of_transformers(
+            "Qwen2ForCausalLM", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+            num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True), _of_tokens(151936)),
+        WholeModel("opt-1.3b", _of_transformers(
+            "OPTForCausalLM", hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, num_attention_heads=32,
+            word_embed_proj_dim=2048), _of_tokens(50272)),
+        WholeModel("roberta-large, autocast, padded", _of_transformers(
+            "RobertaForMaskedLM", vocab_size=50265, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
+            intermediate_size=4096, max_position_embeddings=514, type_vocab_size=1), _of_tokens(50265, 8, 512, True),
+            torch.float32, torch.bfloat16),
+        WholeModel("whisper-small", _of_transformers(
+            "WhisperForConditionalGeneration", "encoder_layers", d_model=768, encoder_layers=12, decoder_layers=12,
+            encoder_attention_heads=12, decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072),
+            _speech),
         WholeModel("mixtral-small", _of_transformers(
             "MixtralForCausalLM", vocab_size=VOCABULARY, hidden_size=1024, intermediate_size=3584, num_hidden_layers=8,
             num_attention_heads=16, num_key_value_heads=8), _of_tokens(VOCABULARY)),
