@@ -78,12 +78,14 @@ def optimize(
         import torch
 
         from autotuner.api.backend import compile_graph
+        from autotuner.api.layer_drop import draw_for_no_layer
         from autotuner.api.options import check_examples, chosen
 
     asked = TuneOptions.of(**tuning)  # an unknown one ends here, also where nothing is tuned
     check_examples(example_inputs, server, configurations)
     options = chosen(database, server, configurations, compiler, asked)
     options |= {"graphs": graphs, "quiet": watch is not show}
+    draw_for_no_layer(model)
     budget_bytes = parsed_bytes(memory_budget, "memory_budget")
     options |= {} if budget_bytes is None else {"memory_budget": budget_bytes}
     if example_inputs is not None:

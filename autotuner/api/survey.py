@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from autotuner.api.backend import capture, joined
 from autotuner.api.knowledge import OfDatabase, device_type_of
+from autotuner.api.layer_drop import draw_for_no_layer
 from autotuner.errors import InputError
 from autotuner.ir.cost import operator_flop
 from autotuner.ir.models import Model
@@ -162,6 +163,7 @@ def region_calls(
 
     compiled = torch.compile(with_own_code(call), backend=look, dynamic=False)
     owner = called if model is None and isinstance(called, nn.Module) else model
+    draw_for_no_layer(owner)
     limit = max(torch._dynamo.config.recompile_limit, 256)
     with torch._dynamo.config.patch(recompile_limit=limit), _as_before(owner):
         for batch in batches:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from autotuner.api.backend import compile_graph
 from autotuner.api.caches import hook_recorders, without_cache
 from autotuner.api.knowledge import Given
+from autotuner.api.layer_drop import draw_for_no_layer
 from autotuner.api.options import check_examples, chosen
 from autotuner.api.telling import Teller, show
 from autotuner.errors import InputError
@@ -149,6 +150,7 @@ def training_step(
     options = chosen(database, server, configurations, compiler, asked) | {"quiet": watch is not show}
     trace_past_notes(model)
     hook_recorders(model)
+    draw_for_no_layer(model)
     objective = objective_of(model, loss or partial(called, **without_cache(model)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     is_compiled = isinstance(model, torch._dynamo.OptimizedModule)

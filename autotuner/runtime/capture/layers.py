@@ -14,6 +14,8 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _ROOT = re.compile(r"^\w*\[[^\]]*\]\.?")
 _CHILD = re.compile(r"(__dict__\['_modules'\]|_modules)\['")
 """The second is how dynamo looks a child up; the first, where the parent's class has a `__getattr__` of its own."""
+_OWN_FORWARD = "forward.__self__."
+"""How dynamo comes to a module whose instance has a forward of its own, as accelerate gives it one."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def layer_calls(stack: Any) -> tuple[LayerCall, ...]:
 
 def bare_path(path: Any) -> str:
     """Return the path of a module as `named_modules` has it, from that in dynamo's words."""
-    return _CHILD.sub("", _ROOT.sub("", str(path))).replace("']", "")
+    return _CHILD.sub("", _ROOT.sub("", str(path))).replace("']", "").replace(_OWN_FORWARD, "")
 
 
 def siblings_of(operations: Iterable[Operation]) -> dict[tuple[str, str], int]:

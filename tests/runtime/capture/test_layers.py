@@ -180,6 +180,8 @@ def test_layers_are_read_from_the_modules_that_call() -> None:
     [
         "L['self'].blocks.2.attn",
         "L['self']._modules['blocks'].2.attn",
+        "L['self'].forward.__self__.blocks.2.attn",
+        "G['model'].blocks.2.forward.__self__.attn",
         "G['model'].__dict__['_modules']['blocks'].2.attn",
         "L['self'].__dict__['_modules']['blocks']._modules['2'].attn",
     ],

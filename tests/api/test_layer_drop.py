@@ -1,0 +1,146 @@
+"""Models that draw a number for each layer, as transformers' did up to 5.17 at least, and drop none."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autotuner
+from autotuner.api.layer_drop import draw_for_no_layer
+from autotuner.api.survey import region_calls
+
+WIDTH, LAYERS = 16, 3
+
+
+class Encoder(nn.Module):
+    """Its loop is that of OPT, BART and Whisper in transformers 5.17."""
+
+    def __init__(self, layerdrop: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+            for _ in range(LAYERS)
+        )
+        self.layerdrop = layerdrop
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.training:
+                dropout_probability = torch.rand([])
+                if dropout_probability < self.layerdrop:
+                    continue
+            x = x + layer(x)
+        return x
+
+
+class Jittered(Encoder):
+    """It uses what it draws otherwise, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            dropout_probability = torch.rand([])
+            if dropout_probability < self.layerdrop:
+                continue
+            x = x + layer(x) * dropout_probability
+        return x
+
+
+class WithLoss(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.encoder(x).pow(2).mean()
+        return found
+
+
+@pytest.fixture
+def x() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(4, 8, WIDTH)
+
+
+def graphs_of(called: Any, *arguments: Any) -> int:
+    """Return how many graphs dynamo makes of a call."""
+    seen = []
+
+    def look(module: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(called, backend=look, dynamic=False)
+    compiled(*arguments)
+    return len(seen)
+
+
+def test_one_graph_is_made_of_all_layers_and_nothing_is_drawn(x: Tensor) -> None:
+    model = Encoder()
+    expected = model(x)
+    assert graphs_of(model, x) != 1
+    calls = region_calls(model, [x])
+    assert (len(calls.coverage), sum(calls.runs.values())) == (1, LAYERS)
+    before = torch.get_rng_state()
+    assert graphs_of(model, x) == 1
+    assert torch.equal(model(x), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("encoder", [Encoder(0.5), Jittered()])
+def test_what_is_drawn_for_something_is_drawn(encoder: Encoder, x: Tensor) -> None:
+    model = WithLoss(encoder)
+    region_calls(model, [x])
+    assert "forward" not in vars(encoder)
+    before = torch.get_rng_state()
+    model(x)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_probability_that_is_set_later_drops_layers(x: Tensor) -> None:
+    model = Encoder()
+    draw_for_no_layer(model)
+    model.layerdrop = 1.0
+    assert torch.equal(model(x), x)
+    model.layerdrop = 0.5
+    changed = {not torch.equal(Encoder.forward(model.eval(), x), model.train()(x)) for _ in range(64)}
+    assert changed == {True, False}
+
+
+def test_a_copy_computes_with_layers_of_its_own(x: Tensor) -> None:
+    model = Encoder()
+    draw_for_no_layer(model)
+    draw_for_no_layer(model)  # which changes nothing more
+    copied = copy.deepcopy(model)
+    nn.init.zeros_(copied.layers[0][3].weight)  # type: ignore[index]
+    assert copied.forward.__self__ is copied  # type: ignore[attr-defined]
+    assert not torch.equal(copied(x), model(x))
+
+
+def test_steps_and_optimized_models_draw_nothing(x: Tensor) -> None:
+    optimized = WithLoss(Encoder())
+    autotuner.optimize(optimized, compiler="eager", watch=None)
+    stepped = WithLoss(Encoder())
+    autotuner.training_step(
+        stepped, torch.optim.SGD(stepped.parameters(), 0.1), loss=lambda model, batch: model(batch), compiler="eager"
+    )
+    assert [graphs_of(each, x) for each in (optimized, stepped)] == [1, 1]
+
+
+@pytest.mark.gpu
+def test_a_step_of_such_a_model_is_captured(x: Tensor) -> None:
+    model = WithLoss(Encoder()).cuda()
+    plain = copy.deepcopy(model)
+    step = autotuner.training_step(
+        model, torch.optim.SGD(model.parameters(), 0.1), loss=lambda model, batch: model(batch), compiler="eager"
+    )
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    for _ in range(5):
+        expected = plain(x.cuda())
+        expected.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(step(x), expected.detach())
+    assert (step.replays, step.note) == (3, "")
