@@ -350,3 +350,14 @@ def test_a_padded_batch_that_is_not_finite_is_nothing_to_compare_with() -> None:
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
     with pytest.raises(InputError, match="what it makes of a padded batch is not finite"):
         autotuner.packed(model)
+
+
+def test_embeddings_that_do_not_get_the_mask_of_a_batch_are_refused() -> None:
+    model = model_of("ESM")  # as in transformers 5.0
+
+    def without_mask(_: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+        return arguments, {**keywords, "attention_mask": None}
+
+    model.esm.embeddings.register_forward_pre_hook(without_mask, with_kwargs=True)
+    with pytest.raises(InputError, match="what it makes of tokens differs"):
+        autotuner.packed(model, tokens=256)

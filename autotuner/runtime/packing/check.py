@@ -141,6 +141,9 @@ def _batch(model: Any) -> dict[str, Tensor]:
     shape = (len(LENGTHS), max(LENGTHS))
     ids = torch.randint(2, max(words - 1, 3), shape, generator=generator, device="cpu")
     ids[ids == padding] = padding + 1 if padding + 2 < words else padding - 1
+    masked = getattr(model.config, "mask_token_id", None)
+    if masked is not None and 0 <= masked < words:
+        ids[1, LENGTHS[1] // 2] = masked  # of which a sequence has a share of its own
     mask = torch.arange(max(LENGTHS), device="cpu") < torch.tensor(LENGTHS, device="cpu")[:, None]
     ids[~mask] = padding
     device = next(model.parameters()).device
