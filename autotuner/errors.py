@@ -4,6 +4,8 @@ A message says what was given and what would be valid. `exit_code` is what the c
 """
 
 import sys
+from pathlib import Path
+from traceback import walk_tb
 
 _OWN = ("autotuner", "torch", "contextlib", "functools")
 """Packages and modules that stand between the user's code and a warning."""
@@ -161,6 +163,32 @@ def stacklevel() -> int:
         code = frame.f_code.co_filename
         level += not ("importlib" in code and "_bootstrap" in code)  # warnings count no frames of the import system
     return level
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its class where it says nothing.
+
+    CUDA's errors add advice in further lines.
+
+    >>> first_line(ValueError("no such layer\\nmore")), first_line(KeyError())
+    ('no such layer', 'KeyError')
+    """
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def first_cause(error: BaseException) -> str:
+    """Return what the first error said that led to this one, and from which line outside this package and torch.
+
+    What fails while a CUDA graph is captured fails once more where the capture ends, and says nothing new there.
+    """
+    while (earlier := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = earlier
+    places = [
+        f"{Path(frame.f_code.co_filename).name}, line {line}"
+        for frame, line in walk_tb(error.__traceback__)
+        if not _is_own(str(frame.f_globals.get("__name__", ""))) and "torchinductor" not in frame.f_code.co_filename
+    ]
+    return f"{first_line(error)}; {places[-1]}" if places else first_line(error)
 
 
 def _is_own(module: str) -> bool:

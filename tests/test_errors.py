@@ -1,12 +1,15 @@
-"""Warnings point at the user's code, however deep in the package they are made."""
+"""Warnings and errors point at the user's code, however deep in the package they are made."""
 
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from autotuner.errors import first_cause
 
 INSIDE = """
 import warnings
@@ -60,3 +63,37 @@ def test_frames_of_torch_and_of_context_managers_are_passed_over(inside: ModuleT
     stack.callback(inside.warn)
     filename, _ = place(stack.close)
     assert filename == __file__
+
+
+@contextlib.contextmanager
+def capture() -> Iterator[None]:
+    """Fail at its end where what runs within fails, as the capture of a CUDA graph does."""
+    try:
+        yield
+    finally:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_the_first_error_is_told_with_its_line_in_the_users_code(inside: ModuleType) -> None:
+    def wait() -> None:
+        inside.called_back(lambda: int("x\ny"))
+
+    with pytest.raises(RuntimeError, match="previous error") as raised, capture():
+        wait()
+    line = wait.__code__.co_firstlineno + 1
+    assert first_cause(raised.value) == (
+        f"invalid literal for int() with base 10: 'x\\ny'; {Path(__file__).name}, line {line}"
+    )
+
+
+def test_an_error_stands_for_itself_where_what_led_to_it_is_left_out() -> None:
+    def instead() -> None:
+        try:
+            raise KeyError("hidden")
+        except KeyError:
+            raise ValueError from None
+
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        instead()
+    assert first_cause(raised.value).startswith("ValueError; test_errors.py, line ")
+    assert first_cause(MemoryError("no more\nat all")) == "no more"

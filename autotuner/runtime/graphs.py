@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
+from autotuner.errors import first_line
 from autotuner.runtime.devices import DeviceRuntime, Run
 from autotuner.runtime.fallbacks import warn
 
@@ -91,8 +92,7 @@ class Switch:
     def fail(self, error: Exception) -> None:
         if self.is_on:
             self.is_on, self.has_failed = False, True
-            words = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warn(f"a tuned module runs without CUDA graphs: its kernels could not be captured ({words})")
+            warn(f"a tuned module runs without CUDA graphs: its kernels could not be captured ({first_line(error)})")
 
 
 class TemporaryMemory:

@@ -12,6 +12,7 @@ from statistics import median
 
 import torch
 
+from autotuner.errors import first_line
 from autotuner.ir.device import has_graphs
 from autotuner.measure.race import interval
 from autotuner.plan.configuration import Configuration
@@ -42,8 +43,7 @@ def with_measured_overlap(configuration: Configuration) -> Configuration:
     try:
         overlap = chosen_overlap(proposed, PlanVariants(configuration).compared)
     except Exception as error:
-        words = str(error).splitlines()[0] if str(error) else type(error).__name__
-        warn(f"overlap of kernel steps could not be measured, and none was chosen: {words}")
+        warn(f"overlap of kernel steps could not be measured, and none was chosen: {first_line(error)}")
         return configuration
     changed = with_overlap(configuration, overlap)
     return configuration if exceeds_budget(changed) else changed

@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, distributed
 
-from autotuner.errors import InputError, PeerLostError
+from autotuner.errors import InputError, PeerLostError, first_line
 from autotuner.runtime.devices import DeviceRuntime
 
 PROBE_RUNS = 4
@@ -75,10 +75,10 @@ class Peers:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             self.is_lost = True
-            words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise PeerLostError(
                 f"process {self.rank} of {self.size} waits for another one, which has ended or does not answer; its "
-                f"own log says why. What was trained since the last checkpoint is lost: start all anew ({words})"
+                "own log says why. What was trained since the last checkpoint is lost: start all anew "
+                f"({first_line(error)})"
             ) from error
 
     def told(self, values: Sequence[int]) -> list[list[int]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autotuner.errors import InputError
+from autotuner.errors import InputError, first_cause
 from autotuner.runtime.batches import UnknownBatchError, apart, batch_of, structure_of
 from autotuner.runtime.capturable import RateTensors, hyperparameters, make_capturable, refusal
 from autotuner.runtime.combinations import CHANGES, COMBINATIONS, LIMITED, PATIENCE, Recorded, remembered
@@ -317,8 +317,7 @@ class WholeStep:
             with self._rates.in_groups():
                 replay = recorder.captured(run, self._pool, budget.repeats if budget else 0, is_whole_step=True)
         except Exception as error:
-            words = str(error).splitlines()[0] if str(error) else type(error).__name__
-            reason = f"the step could not be captured ({words})"
+            reason = f"the step could not be captured ({first_cause(error)})"
             ran_out = isinstance(error, torch.OutOfMemoryError)
         self._plain.clear_gradients()
         reserved_bytes = 0 if meter is None else meter.stop()[1] + meter.others_bytes

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autotuner.errors import first_line
 from autotuner.ir.device import CUDA
 from autotuner.measure.devices.nvml import Nvml, SmClock, cuda_uuid, foreign
 from autotuner.measure.failure import ContextLostError, RefusalError
@@ -236,11 +237,6 @@ class CudaTimer:
             return None
         who = "another process computes" if others == 1 else f"{others} other processes compute"
         return f"{who} on CUDA device {self._uuid}: timings may suffer"
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; CUDA's add advice in further ones."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _delay(cycles: int) -> None:

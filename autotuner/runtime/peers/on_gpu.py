@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotuner.errors import first_line
 from autotuner.ir.models import Model
 from autotuner.measure.devices import device_of
 from autotuner.plan.configuration import Configuration
@@ -191,8 +192,7 @@ def fastest(times_us: Mapping[str, float], beginning: str) -> str | None:
 
 
 def warn_of_missing(name: str, error: Exception) -> None:
-    words = str(error).splitlines()[0] if str(error) else type(error).__name__
-    warn(f"{name} is not among the sides: {words}")
+    warn(f"{name} is not among the sides: {first_line(error)}")
 
 
 def beside_kernels(
