@@ -67,6 +67,14 @@ def softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     return (Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),)
 
 
+def sink_softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+    (x, sink), (_, rest) = o.input_axes, o.output_axes
+    return (
+        Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),
+        Derivative("sink_grad", f"{x},{x},{rest},{sink}->{sink}", (grad, *o.outputs, o.inputs[1]), (1,), o.attributes),
+    )
+
+
 def of_input(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     (x,) = o.input_axes
     return (Derivative(f"{o.kind}_grad", f"{x},{x}->{x}", (grad, *o.inputs)),)

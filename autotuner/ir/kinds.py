@@ -167,6 +167,9 @@ KINDS: Mapping[str, Kind] = {
              ranges={1: (0.0, 1.0)}),
         Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic"),
              gradient=derivatives.softmax, computed_wide=True, stem="attention", statistics=("logsumexp",)),
+        Kind("sink_softmax", "bnqk,n->bnqk,bnq", "X,S->X,R", "normalisation", 6, {"axis": str}, ("value", "statistic"),
+             gradient=derivatives.sink_softmax, fused_alone=True, computed_wide=True, stem="attention",
+             statistics=("logsumexp",), roles={1: "sink"}, first_values={1: 0.0}),
         Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=derivatives.of_input, placewise=True,
              computed_wide=True, by_rows=True, inlined=True),
         Kind("gelu_tanh", "blf->blf", "X->X", "element-wise", 9, gradient=derivatives.of_input, placewise=True,
@@ -215,6 +218,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("program_grad", "bnf,blf->blf", "D*->D*", "normalisation", 2, {"program": str}, fused_alone=True),
         Kind("bias_grad", "blf->f", "X->S", "normalisation", 1, by_rows=True),
         Kind("softmax_grad", "bnqk,bnqk,bnq->bnqk", "X,X,R->X", "normalisation", 4, {"axis": str}),
+        Kind("sink_grad", "bnqk,bnqk,bnq,n->n", "X,X,R,S->S", "normalisation", 4, {"axis": str}, fused_alone=True),
         Kind("gelu_erf_grad", "blf,blf->blf", "X,X->X", "element-wise", 11, by_rows=True),
         Kind("gelu_tanh_grad", "blf,blf->blf", "X,X->X", "element-wise", 18, by_rows=True),
         Kind("relu_grad", "blf,blf->blf", "X,X->X", "element-wise", 1, by_rows=True),
@@ -232,6 +236,10 @@ KINDS: Mapping[str, Kind] = {
              fused_alone=True, ranges={2: _POSITIVE}, by_rows=True),
     )
 }  # fmt: skip
+
+
+SOFTMAXES = ("softmax", "sink_softmax")
+"""Kinds that make attention's weights of scores."""
 
 
 def kind_of(operator: Operator) -> Kind:

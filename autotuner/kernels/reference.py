@@ -158,6 +158,28 @@ def _softmax(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (weights,) if len(node.outputs) == 1 else (weights, torch.logsumexp(x, axis))
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _sink_softmax(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return exp(x - s) with s the log-sum-exp of a row and its sink, and s."""
+    (whole, sinks), _ = _axes(node)
+    x, sink = map(_wide, tensors)  # compiled as it stands, which leaves the statistic in float32
+    axis = whole.index(str(_attribute(node, "axis")))
+    total = torch.logaddexp(torch.logsumexp(x, axis, keepdim=True), onto(sink, sinks, whole))
+    return (x - total).exp(), total.expand(x.sum(axis, keepdim=True).shape).squeeze(axis)
+
+
+def _sink_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the gradient of each sink: its own weight has the value 0, so it is less by what flows to the others."""
+    (whole, _, rest, sinks), _ = _axes(node)
+    grad, weights, total, sink = map(_wide, tensors)
+    axis = whole.index(str(_attribute(node, "axis")))
+    own = (onto(sink, sinks, whole) - onto(total, rest, whole)).exp()
+    return (_sum_onto(-own * (grad * weights).sum(axis, keepdim=True), whole, sinks),)
+
+
 def _softmax_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     grad, weights = tensors[:2]
     axis = _axes(node)[0][0].index(str(_attribute(node, "axis")))
@@ -315,6 +337,8 @@ REFERENCE: Mapping[str, Function] = {
     "causal_mask": _causal_mask,
     "softmax": _softmax,
     "softmax_grad": _softmax_grad,
+    "sink_softmax": _sink_softmax,
+    "sink_grad": _sink_grad,
     "gelu_erf": _gelu_erf,
     "gelu_erf_grad": _gelu_erf_grad,
     "gelu_tanh": _gelu_tanh,

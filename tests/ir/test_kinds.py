@@ -167,7 +167,7 @@ def test_operands_of_a_program_have_the_elements_and_types_of_its_text() -> None
 
 def test_a_kind_says_what_it_is_when_a_model_is_read() -> None:
     assert {name for name, kind in KINDS.items() if kind.computed_wide} == {
-        "softmax", "gelu_erf", "gelu_tanh", "silu", "relu",
+        "softmax", "sink_softmax", "gelu_erf", "gelu_tanh", "silu", "relu",
     }  # fmt: skip
     assert {name for name, kind in KINDS.items() if kind.inlined} == {
         "scale", "multiply", "cast", "rotary", "gelu_erf", "gelu_tanh", "silu", "relu",

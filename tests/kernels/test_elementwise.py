@@ -154,6 +154,21 @@ def test_softmax_runs_along_any_axis(axis: str) -> None:
     assert faults(calls) == {}
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_softmax_with_sinks_and_their_gradient_equal_the_reference_in_every_order(dtype: str) -> None:
+    sums = TensorType((2, 3, 5), "float64" if dtype == "float64" else "float32")
+    scores, sinks, along = TensorType((2, 3, 5, 7), dtype), TensorType((3,), dtype), (("axis", "d"),)
+    forward = Node("sink_softmax", "abcd,b->abcd,abc", (0, 1), (2, 3), along)
+    backward = Node("sink_grad", "abcd,abcd,abc,b->b", (0, 1, 2, 3), (4,), along)
+    for kernel, subgraph in {
+        "torch_sink_softmax": Subgraph((forward,), (scores, sinks, scores, sums), (0, 1), (2, 3)),
+        "torch_sink_grad": Subgraph((backward,), (scores, scores, sums, sinks, sinks), (0, 1, 2, 3), (4,)),
+    }.items():
+        calls = [Call(subgraph, Candidate(kernel, row)) for row in KERNELS[kernel].layouts(subgraph)]
+        assert len(calls) == 24
+        assert faults(calls) == {}
+
+
 def test_a_narrow_operand_follows_the_order_of_the_widest() -> None:
     grad = subgraph("softmax_grad", "abc,abc,ab->abc", (2, 3, 4), (2, 3, 4), (2, 3), (2, 3, 4))
     rows = list(KERNELS["torch_softmax_grad"].layouts(grad))

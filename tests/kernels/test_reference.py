@@ -181,6 +181,20 @@ def test_softmax_runs_along_the_axis_that_it_names() -> None:
     torch.testing.assert_close(sums, x.logsumexp(1))
 
 
+def test_sinks_are_one_more_term_of_a_softmax_and_get_the_gradient_that_autograd_gives_them() -> None:
+    x, sink = torch.randn(2, 3, 4, 5, dtype=torch.float64), torch.randn(3, dtype=torch.float64).requires_grad_()
+    beside = torch.cat([x, sink[:, None, None].expand(2, 3, 4, 1)], -1)
+    shapes = [(2, 3, 4, 5), (2, 3, 4)]
+    weights, sums = evaluate(one("sink_softmax", "abcd,b->abcd,abc", [shapes[0], (3,)], shapes, axis="d"), [x, sink])
+    torch.testing.assert_close(weights, beside.softmax(-1)[..., :-1])
+    torch.testing.assert_close(sums, beside.logsumexp(-1))
+    grad = torch.randn_like(x)
+    (wanted,) = torch.autograd.grad(beside.softmax(-1)[..., :-1], sink, grad)
+    gradient = one("sink_grad", "abcd,abcd,abc,b->b", [shapes[0], *shapes, (3,)], [(3,)], axis="d")
+    (found,) = evaluate(gradient, [grad, *(each.detach() for each in (weights, sums, sink) if each is not None)])
+    torch.testing.assert_close(found, wanted)
+
+
 def test_the_log_sum_exp_is_computed_only_when_asked_for() -> None:
     whole = one("softmax", "ab->ab,a", [(2, 3)], [(2, 3), (2,)], axis="b")
     weights_only = Subgraph(whole.nodes, whole.tensors, whole.inputs, whole.outputs[:1])

@@ -235,6 +235,8 @@ KERNELS.add(
     _kernel("torch_random_bits", "dropout_mask", "random_bits", numerics="unbiased"),
     _kernel("torch_softmax", "softmax"),
     _kernel("torch_softmax_grad", "softmax_grad"),
+    _kernel("torch_sink_softmax", "sink_softmax"),
+    _kernel("torch_sink_grad", "sink_grad"),
     # On CUDA the library keeps the statistics of 16-bit layer norms in float32, as the graph does.
     _kernel("torch_layer_norm", "layer_norm", refuses=statistics_too_narrow),
     _kernel("cuda_layer_norm", "layer_norm", refuses=axis_not_contiguous),

@@ -197,6 +197,46 @@ def softmax(call: Call, inputs: Operands, outputs: Operands) -> Run:
     return lambda: aten._softmax.out(x, axis, False, out=y)
 
 
+def _beside(vector: Tensor, bound: str, letters: str) -> Tensor:
+    """View a narrow operand beside a wide one: of one element along each axis that it has not."""
+    turned = vector.permute([bound.index(letter) for letter in letters if letter in bound])
+    return turned[tuple(slice(None) if letter in bound else None for letter in letters)]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def sink_softmax(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    whole, sinks = operand_letters(_node(call))[:2]
+    (x, sink), (weights, total) = inputs, outputs
+    axis = whole.index(_attribute(call, "axis"))
+    beside = _beside(sink, sinks, whole)
+
+    def run() -> None:
+        scores = _wide(x)
+        sums = torch.logaddexp(torch.logsumexp(scores, axis, keepdim=True), _wide(beside))
+        total.copy_(sums.squeeze(axis))
+        weights.copy_((scores - sums).exp_())
+
+    return run
+
+
+def sink_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:
+    whole, _, rest, sinks = operand_letters(_node(call))[:4]
+    (grad, weights, total, sink), (out,) = inputs, outputs
+    axis = whole.index(_attribute(call, "axis"))
+    beside, sums = _beside(sink, sinks, whole), _beside(total, rest, whole)
+    summed = [place for place, letter in enumerate(whole) if letter not in sinks]
+    target = out.permute([sinks.index(letter) for letter in whole if letter in sinks])
+
+    def run() -> None:
+        flow = (_wide(grad) * weights).sum(axis, keepdim=True)
+        target.copy_(flow.mul_((_wide(beside) - sums).exp_()).sum(summed).neg_())
+
+    return run
+
+
 def softmax_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:
     grad, order = in_memory_order(inputs[0])
     weights, out = inputs[1].permute(order), outputs[0].permute(order)

@@ -13,6 +13,7 @@ from torch import fx
 from torch._functorch import config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, noop_context_fn
 
+from autotuner.ir.kinds import SOFTMAXES
 from autotuner.runtime.capture.aliases import Contexts
 from autotuner.runtime.capture.reading import unknown_context
 from autotuner.runtime.capture.region_model import Region
@@ -164,4 +165,4 @@ def _families(regions: Iterable[Region]) -> set[tuple[str, str]]:
 
 
 def _has_attention(region: Region) -> bool:
-    return any(operation.kind == "softmax" for operation in region.cut.operations)
+    return any(operation.kind in SOFTMAXES for operation in region.cut.operations)

@@ -21,11 +21,10 @@ from autotuner.runtime.capture.calls import is_node
 from autotuner.runtime.capture.choices import counted, values_chosen
 from autotuner.runtime.capture.deferred import CASTS, VIEWS, Calls, Deferred, check_example, is_value, shape_of
 from autotuner.runtime.capture.equal_calls import equal_call
-from autotuner.runtime.capture.program import Expression, View
+from autotuner.runtime.capture.program import Expression, View, is_named
 from autotuner.runtime.capture.reader import RULES, Reader, fits
 from autotuner.runtime.capture.unread import Unread
 from autotuner.runtime.capture.views import sliced
-from autotuner.runtime.capture.written_out import is_named
 
 log = logging.getLogger("autotuner.capture")
 
@@ -42,6 +41,7 @@ PARTS = frozenset((
     torch.ops.aten.div.Scalar, torch.ops.aten.pow.Tensor_Scalar, torch.ops.aten.neg.default,
     torch.ops.aten.cat.default, torch.ops.aten.mean.dim, torch.ops.aten.tanh.default, torch.ops.aten.rsqrt.default,
     torch.ops.aten.__and__.Tensor, torch.ops.aten.bitwise_and.Tensor, torch.ops.aten.logical_and.default,
+    torch.ops.aten.max.dim, torch.ops.aten.sub.Tensor,
 ))  # fmt: skip
 """Calls that become a part of an expression or a program where they read one: they need no operator before them."""
 STRIDED = ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter", "aten::_reinterpret_tensor")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotuner.ir.kinds import SOFTMAXES
 from autotuner.runtime.capture.program import LayerCall, Operation
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -108,5 +109,5 @@ def _layers_within(operations: Sequence[Operation], depth: int) -> dict[Operatio
 def _holds_layers(operations: Iterable[Operation], depth: int) -> bool:
     """Say whether all attentions of some operators are in inner layers that are alike, and more than one."""
     inner = {operation.layers[depth] if len(operation.layers) > depth else None
-             for operation in operations if operation.kind == "softmax"}  # fmt: skip
+             for operation in operations if operation.kind in SOFTMAXES}  # fmt: skip
     return len(inner) > 1 and None not in inner and len({layer.kin for layer in inner if layer is not None}) == 1

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from autotuner.ir.kinds import SOFTMAXES
 from autotuner.runtime.capture.attention_masks import sum_of_masks
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
-from autotuner.runtime.capture.program import BoundView, Expression, View
+from autotuner.runtime.capture.program import BoundView, Expression, View, is_named
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
 from autotuner.runtime.capture.scores import biased_where_shown, causal, in_pieces, masked, with_mask
-from autotuner.runtime.capture.written_out import in_widest_type, is_named, part_of_product, part_of_sum, rms_norm
+from autotuner.runtime.capture.sinks import SCORES, WEIGHTS
+from autotuner.runtime.capture.written_out import in_widest_type, part_of_product, part_of_sum, rms_norm
 
 # Products -------------------------------------------------------------------------------------------------------------
 
@@ -92,13 +94,13 @@ def _as_queries(weights: View) -> list[Axis]:
     """Return the axes of the queries in the order of their memory, where weights are those of attention written out."""
     made, has_softmax = weights.tensor.made_by, False
     while made is not None and made.kind in _OF_WEIGHTS:
-        has_softmax = has_softmax or made.kind == "softmax"
+        has_softmax = has_softmax or made.kind in SOFTMAXES
         made = made.inputs[0].view.tensor.made_by
     is_attention = made is not None and made.kind == "contraction" and has_softmax
     return held(made.inputs[0].view) if made is not None and is_attention else []
 
 
-_OF_WEIGHTS = ("dropout", "softmax", "mask", "bias", "pointwise", "scale")
+_OF_WEIGHTS = ("dropout", *SOFTMAXES, "mask", "bias", "pointwise", "scale")
 
 
 @rule(aten.matmul.default)
@@ -273,11 +275,18 @@ def _rms_norm(
 
 
 @rule(aten.softmax.int)
-def _softmax_call(reader: Reader, x: View, dim: int, dtype: torch.dtype | None = None) -> View:  # noqa: ARG001
+def _softmax_call(reader: Reader, x: Any, dim: int, dtype: torch.dtype | None = None) -> View | Expression:  # noqa: ARG001
+    if is_named(x, SCORES):
+        scores, sinks = x.operands
+        if dim % len(scores.dims) != len(scores.dims) - 1:
+            raise UnknownError("a softmax over another dimension than that of keys and sinks")
+        return Expression(WEIGHTS, (softmax(reader, scores, -1, sinks),))
+    if not isinstance(x, View):
+        raise UnknownError("a softmax of what is no tensor that is known")
     return softmax(reader, x, dim)
 
 
-def softmax(reader: Reader, x: View, dim: int) -> View:
+def softmax(reader: Reader, x: View, dim: int, sinks: View | None = None) -> View:
     """Append a softmax along one dimension; kernels compute it in float32 whatever the type."""
     x = reader.typed(with_mask(reader, in_pieces(reader, x)))
     place = dim % len(x.dims)
@@ -286,8 +295,9 @@ def softmax(reader: Reader, x: View, dim: int) -> View:
         raise UnknownError("a softmax over a dimension of several axes")
     reader.axes.keep(axes)
     axes_of_x = memory(x)
-    made = reader.make("softmax", (x,), [axes_of_x, [axis for axis in axes_of_x if axis is not axes[0]]],
-                       {"axis": axes[0]})  # fmt: skip
+    beside = () if sinks is None else (reader.united(x.dims, reader.typed(sinks)),)
+    made = reader.make("sink_softmax" if beside else "softmax", (x, *beside),
+                       [axes_of_x, [axis for axis in axes_of_x if axis is not axes[0]]], {"axis": axes[0]})  # fmt: skip
     return View(made[0], x.dims)
 
 

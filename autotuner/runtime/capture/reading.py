@@ -25,9 +25,8 @@ from autotuner.runtime.capture.fragments import Fragments
 from autotuner.runtime.capture.known_masks import KnownMasks
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.packed import gather_bounds
-from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
+from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View, is_named
 from autotuner.runtime.capture.reader import Reader
-from autotuner.runtime.capture.written_out import is_named
 
 log = logging.getLogger("autotuner.capture")
 

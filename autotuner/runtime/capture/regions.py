@@ -16,7 +16,7 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from autotuner.ir.kinds import KINDS
+from autotuner.ir.kinds import KINDS, SOFTMAXES
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, whole
 from autotuner.runtime.capture.layers import by_layers, siblings_of
@@ -173,7 +173,7 @@ def _worth(groups: Groups, least: float) -> list[list[Operation]]:
 
 
 def _has_attention(operations: Iterable[Operation]) -> bool:
-    return any(operation.kind == "softmax" for operation in operations)
+    return any(operation.kind in SOFTMAXES for operation in operations)
 
 
 def _as_one_layer(groups: Groups) -> Groups:
@@ -183,7 +183,7 @@ def _as_one_layer(groups: Groups) -> Groups:
     as the attention's does: so a head behind the layer is none of it.
     """
     pieces = [operation for _, group in groups for operation in chain(*group)]
-    attentions = [operation for operation in pieces if operation.kind == "softmax"]
+    attentions = [operation for operation in pieces if operation.kind in SOFTMAXES]
     if not attentions or any(operation.layers for operation in attentions) or _has_shared_weights(pieces):
         return groups
     cuts = [[*chain(*group)] for _, group in groups]

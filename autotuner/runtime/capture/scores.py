@@ -71,7 +71,7 @@ def with_mask(reader: Reader, scores: View) -> View:
     if made is None or made.kind != "bias" or scores.fixed:
         return scores
     before, given = (operand.view for operand in made.inputs)
-    if not _is_given(given) or not _is_of_activations(before) or min(len(scores.dims), len(given.dims)) < 2:
+    if not _is_given(given) or not is_of_activations(before) or min(len(scores.dims), len(given.dims)) < 2:
         return scores
     mark = reader.mark()
     try:
@@ -89,7 +89,7 @@ def _is_given(addend: View) -> bool:
     return from_outside and not source.parameter and not addend.fixed and not learned(addend)
 
 
-def _is_of_activations(scores: View) -> bool:
+def is_of_activations(scores: View) -> bool:
     """Say whether scores are a product of what two operators make, or come in, and not of a weight."""
     made = scores.tensor.made_by
     while made is not None and made.kind in ("scale", "bias", "mask", "causal_mask", "pointwise"):

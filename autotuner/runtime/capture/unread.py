@@ -14,11 +14,20 @@ from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fres
 from autotuner.runtime.capture.choices import is_choice, places_of
 from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, shape_of
 from autotuner.runtime.capture.equal_calls import GROUPED
-from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, fixed_of, source_of
+from autotuner.runtime.capture.program import (
+    BoundView,
+    Computed,
+    Expression,
+    TensorValue,
+    View,
+    fixed_of,
+    is_named,
+    source_of,
+)
 from autotuner.runtime.capture.program_text import ProgramText, flop_of, written
 from autotuner.runtime.capture.reader import RULES, Reader, as_numbers, has_parts, held, in_order, learned
 from autotuner.runtime.capture.views import sliced
-from autotuner.runtime.capture.written_out import is_named, rms_norm
+from autotuner.runtime.capture.written_out import rms_norm
 
 
 class _NotByElement(Exception):

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from autotuner.runtime.capture.axes import Dim, UnknownError, are_shuffled, extent, fresh, whole
-from autotuner.runtime.capture.program import Computed, Expression, TensorValue, View
+from autotuner.runtime.capture.program import Computed, Expression, TensorValue, View, is_named
 from autotuner.runtime.capture.reader import RULES, Reader, aten, held, rule
-from autotuner.runtime.capture.written_out import is_named, uncast
+from autotuner.runtime.capture.sinks import WEIGHTS, without_sinks
+from autotuner.runtime.capture.written_out import uncast
 
 
 @rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default)
@@ -121,12 +122,16 @@ def _select(reader: Reader, x: View, dim: int, index: int) -> View:  # noqa: ARG
 @rule(aten.slice.Tensor)
 def _slice(
     reader: Reader,  # noqa: ARG001
-    x: View,
+    x: Any,
     dim: int = 0,
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
 ) -> View | Expression:
+    if is_named(x, WEIGHTS):
+        return without_sinks(x, dim, start, end, step)
+    if not isinstance(x, View):
+        raise UnknownError("a slice of what is no tensor that is known")
     place = dim % len(x.dims)
     size = extent(whole(x.dims[place]))
     first, last, _ = slice(start, end).indices(size)  # as torch does, bounds beyond the ends are the ends

@@ -11,18 +11,15 @@ from typing import Any
 from autotuner.kernels.geometry import HALVES
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
 from autotuner.runtime.capture.deferred import Deferred
-from autotuner.runtime.capture.program import BoundView, Expression, View
+from autotuner.runtime.capture.program import BoundView, Expression, View, is_named
 from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, plain, rule
+from autotuner.runtime.capture.sinks import beside_sinks
 
 GELU_CUBIC = 0.044715
 
 
 def is_close(number: Any, wanted: float) -> bool:
     return isinstance(number, int | float) and math.isclose(number, wanted, rel_tol=1e-4)
-
-
-def is_named(value: Any, name: str) -> bool:
-    return isinstance(value, Expression) and value.name == name
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -84,7 +81,10 @@ def _cat(reader: Reader, parts: Sequence[Any], dim: int = 0) -> Any:
         half = extent(whole(x.dims[-1])) // 2
         if is_same(x, other) and dim % len(x.dims) == last and (first, second) == ([last, 0, half], [last, half, half]):
             return Expression("rotated", (x,))
-    raise UnknownError("tensors put together outside of a rotary embedding")
+    found = beside_sinks(parts, dim)
+    if found is None:
+        raise UnknownError("tensors put together outside of a rotary embedding")
+    return found
 
 
 def part_of_sum(reader: Reader, one: Any, other: Any) -> Any:

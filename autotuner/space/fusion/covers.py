@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.graph import Graph, Operator
-from autotuner.ir.kinds import kind_of
+from autotuner.ir.kinds import SOFTMAXES, kind_of
 from autotuner.kernels import KERNELS
 from autotuner.kernels.patterns import (
     Attention,
@@ -185,4 +185,4 @@ def _drops_weights(graph: Graph, mask: str) -> bool:
     if any(kind_of(o).drops_weights for o in graph.consumers[mask]):
         return True
     read = (graph.producers.get(tensor) for o in graph.consumers[mask] for tensor in o.inputs)
-    return any(operator is not None and operator.kind == "softmax" for operator in read)
+    return any(operator is not None and operator.kind in SOFTMAXES for operator in read)
