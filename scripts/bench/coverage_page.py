@@ -49,7 +49,7 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     fused = [share for row in counted if (share := _fused(row)) is not None]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     lines = [
-        "# Coverage of architectures",
+        "# Coverage of the classes of transformers" if "--classes" in about["command"] else "# Coverage of architectures",
         "",
         f"{versions}, {about['date']}, commit {about['commit']}. `{about['command']}`",
         "",
