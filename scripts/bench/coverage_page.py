@@ -48,8 +48,9 @@ def page(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     below = sum(row["share"] < LEAST for row in counted)
     fused = [share for row in counted if (share := _fused(row)) is not None]
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    of = "the classes of transformers" if "--classes" in about["command"] else "architectures"
     lines = [
-        "# Coverage of the classes of transformers" if "--classes" in about["command"] else "# Coverage of architectures",
+        f"# Coverage of {of}",
         "",
         f"{versions}, {about['date']}, commit {about['commit']}. `{about['command']}`",
         "",
