@@ -2,8 +2,8 @@
 
 import logging
 import operator
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -285,6 +285,17 @@ def _is_usual(tensor: Tensor) -> bool:
     return tensor.numel() > 0 and not tensor.is_complex() and all(type(size) is int for size in tensor.shape)
 
 
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Have torch not log, as an error with its traceback, what a call without memory raises."""
+    torchs = logging.getLogger("torch._subclasses.fake_tensor")
+    before, torchs.disabled = torchs.disabled, True
+    try:
+        yield
+    finally:
+        torchs.disabled = before
+
+
 def cast_by_autocast(node: fx.Node) -> str | None:
     """Return to which type autocast casts a call's operands, "" where to none, and None where that is not known.
 
@@ -304,7 +315,7 @@ def cast_by_autocast(node: fx.Node) -> str | None:
             return node.target(*args, **kwargs).dtype  # type: ignore[operator]
 
     for cast_to in (None, wanted):
-        with suppress(Exception):  # whatever torch says of operands of several types
+        with suppress(Exception), _unlogged():  # whatever torch says of operands of several types
             if found(cast_to) == wanted:
                 return "" if cast_to is None else str(wanted).removeprefix("torch.")
     return None

@@ -134,12 +134,16 @@ def _is_number(constant: Any) -> bool:
     return constant is Ellipsis or type(constant) in NUMBERS
 
 
+def autocast_outside() -> list[tuple[str, torch.dtype]]:
+    """Return the devices, and the types, of the autocast that a graph is compiled under."""
+    types = torch._C._autocast_supported_devices()
+    return [(each, torch.get_autocast_dtype(each)) for each in types if torch.is_autocast_enabled(each)]
+
+
 def _state() -> tuple[Any, ...]:
     """Return the settings of torch that decide, besides its operands, what a function asks of ATen."""
-    types = torch._C._autocast_supported_devices()
-    autocast = [(each, torch.get_autocast_dtype(each)) for each in types if torch.is_autocast_enabled(each)]
     return (
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), *autocast,
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), *autocast_outside(),
         torch.are_deterministic_algorithms_enabled(), torch.backends.mha.get_fastpath_enabled(),
     )  # fmt: skip
 

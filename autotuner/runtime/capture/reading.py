@@ -21,7 +21,7 @@ from autotuner.runtime.capture.changed_in_place import name_of, storages_of
 from autotuner.runtime.capture.constants import STATELESS, Constants, is_pure
 from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_value
 from autotuner.runtime.capture.fragment_rules import FragmentRules, is_factory
-from autotuner.runtime.capture.fragments import Fragments
+from autotuner.runtime.capture.fragments import Fragments, autocast_outside
 from autotuner.runtime.capture.known_masks import KnownMasks
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.packed import gather_bounds
@@ -199,7 +199,7 @@ class GraphReading:
         fragment = self._fragments.of(node, given, autocast)
         if fragment is None:
             raise UnknownError("torch cannot trace it by itself")
-        casts = any(each._enabled for each in autocast)
+        casts = bool(autocast_outside()) or any(each._enabled for each in autocast)
         rules = FragmentRules(fragment, self._reader, self._calls, self._is_read_elsewhere, casts)
         known = ((each, numbers.get(each)) for each in given)
         found = rules.value(*(self.value_of(each) if number is None else number for each, number in known))

@@ -92,7 +92,7 @@ def _is_given(addend: View) -> bool:
 def is_of_activations(scores: View) -> bool:
     """Say whether scores are a product of what two operators make, or come in, and not of a weight."""
     made = scores.tensor.made_by
-    while made is not None and made.kind in ("scale", "bias", "mask", "causal_mask", "pointwise"):
+    while made is not None and made.kind in ("scale", "bias", "mask", "causal_mask", "pointwise", "cast"):
         made = made.inputs[0].view.tensor.made_by
     if made is None or made.kind != "contraction":
         return False

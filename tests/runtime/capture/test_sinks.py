@@ -15,6 +15,7 @@ from autotuner.space import build_space, space_file
 from tests.kernels.calls import faults
 from tests.kernels.test_program_kernels import declared
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
+from tests.runtime.capture.test_autocast import autocast, check_close
 
 HEADS, FEATURES, LENGTH, HIDDEN = 4, 8, 6, 32
 
@@ -119,6 +120,24 @@ def test_scores_beside_sinks_are_one_softmax(weigh: Callable[[Tensor, Tensor], T
 def test_what_looks_like_it_computes_what_torch_does(weigh: Callable[[Tensor, Tensor], Tensor]) -> None:
     model, x = layers(weigh)
     check(model, x)
+
+
+@pytest.mark.parametrize("weigh", [as_gpt_oss, sinks_first])
+def test_under_autocast_both_ways_are_as_close_to_float64_as_torch(
+    weigh: Callable[[Tensor, Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a program multiplies has two types there, of which autocast makes one."""
+    model, x = layers(weigh)
+    model = model.float()
+
+    def loss(called: nn.Module) -> Tensor:
+        found: Tensor = called(x.to(next(called.parameters()).dtype)).double().pow(2).sum()
+        return found
+
+    compilation = Compilation(model)
+    check_close(model, loss, autocast(loss), compilation)
+    assert sum(graph.tuned_places for graph in compilation.compiled) == 2
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
 
 
 def test_weights_are_dropped_behind_it() -> None:
