@@ -16,7 +16,7 @@ _ROOT = re.compile(r"^\w*\[[^\]]*\]\.?")
 _CHILD = re.compile(r"(__dict__\['_modules'\]|_modules)\['")
 """The second is how dynamo looks a child up; the first, where the parent's class has a `__getattr__` of its own."""
 _OWN_FORWARD = "forward.__self__."
-"""How dynamo comes to a module whose instance has a forward of its own, as accelerate gives it one."""
+"""Part of dynamo's way to a module whose instance has a forward of its own, as accelerate gives it one."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def _max(reader: Reader, x: Any, dim: int, keepdim: bool = False) -> tuple[Expre
 
 @rule(aten.sub.Tensor)
 def _less_the_largest(reader: Reader, x: Any, other: Any, *, alpha: float = 1) -> Expression:  # noqa: ARG001
-    """What is subtracted from all scores of a row changes no weight."""
+    """Return the scores: a number that is subtracted from all scores of a row changes no weight."""
     if not is_named(x, SCORES) or not is_named(other, LARGEST) or x.operands != other.operands or alpha != 1:
         raise UnknownError("a difference that is not of scores and the largest of them")
     return Expression(SCORES, x.operands)
