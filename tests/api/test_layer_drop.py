@@ -1,6 +1,7 @@
 """Models that draw a number for each layer, as transformers' did up to 5.17 at least, and drop none."""
 
 import copy
+import io
 from typing import Any
 
 import pytest
@@ -117,6 +118,18 @@ def test_a_copy_computes_with_layers_of_its_own(x: Tensor) -> None:
     nn.init.zeros_(copied.layers[0][3].weight)  # type: ignore[index]
     assert copied.forward.__self__ is copied  # type: ignore[attr-defined]
     assert not torch.equal(copied(x), model(x))
+
+
+def test_a_model_is_saved_as_it_was(x: Tensor) -> None:
+    model, file = Encoder(), io.BytesIO()
+    names = model.state_dict().keys()
+    draw_for_no_layer(model)
+    assert model.state_dict().keys() == names
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded.forward.__self__ is loaded
+    assert torch.equal(loaded(x), model(x))
 
 
 def test_steps_and_optimized_models_draw_nothing(x: Tensor) -> None:
