@@ -63,16 +63,14 @@ def cast(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
 
 
 def softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x,), (_, rest) = o.input_axes, o.output_axes
-    return (Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),)
-
-
-def sink_softmax(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
-    (x, sink), (_, rest) = o.input_axes, o.output_axes
-    return (
-        Derivative("softmax_grad", f"{x},{x},{rest}->{x}", (grad, *o.outputs), attributes=o.attributes),
-        Derivative("sink_grad", f"{x},{x},{rest},{sink}->{sink}", (grad, *o.outputs, o.inputs[1]), (1,), o.attributes),
+    (x, *sinks), (_, rest) = o.input_axes, o.output_axes
+    read = f"{x},{x},{rest}"
+    into_scores = Derivative("softmax_grad", f"{read}->{x}", (grad, *o.outputs), attributes=o.attributes)
+    into_sinks = (
+        Derivative("sink_grad", f"{read},{sink}->{sink}", (grad, *o.outputs, o.inputs[1]), (1,), o.attributes)
+        for sink in sinks
     )
+    return into_scores, *into_sinks
 
 
 def of_input(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:

@@ -168,7 +168,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("softmax", "bnqk->bnqk,bnq", "X->X,R", "normalisation", 5, {"axis": str}, ("value", "optional statistic"),
              gradient=derivatives.softmax, computed_wide=True, stem="attention", statistics=("logsumexp",)),
         Kind("sink_softmax", "bnqk,n->bnqk,bnq", "X,S->X,R", "normalisation", 6, {"axis": str}, ("value", "statistic"),
-             gradient=derivatives.sink_softmax, fused_alone=True, computed_wide=True, stem="attention",
+             gradient=derivatives.softmax, fused_alone=True, computed_wide=True, stem="attention",
              statistics=("logsumexp",), roles={1: "sink"}, first_values={1: 0.0}),
         Kind("gelu_erf", "blf->blf", "X->X", "element-wise", 5, gradient=derivatives.of_input, placewise=True,
              computed_wide=True, by_rows=True, inlined=True),

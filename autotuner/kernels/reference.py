@@ -15,7 +15,7 @@ from autotuner.errors import GraphError
 from autotuner.ir.programmed import WITH_SHAPES
 from autotuner.ir.records import Node, Scalar, Subgraph, TensorType
 from autotuner.kernels.torch import packed_attention
-from autotuner.kernels.torch.programmed import PROGRAMMED, onto
+from autotuner.kernels.torch.programmed import PROGRAMMED, onto, widened
 
 Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -158,23 +158,19 @@ def _softmax(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (weights,) if len(node.outputs) == 1 else (weights, torch.logsumexp(x, axis))
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
 def _sink_softmax(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return exp(x - s) with s the log-sum-exp of a row and its sink, and s."""
     (whole, sinks), _ = _axes(node)
-    x, sink = map(_wide, tensors)  # compiled as it stands, which leaves the statistic in float32
+    x, sink = map(widened, tensors)  # compiled as it stands, which leaves the statistic in float32
     axis = whole.index(str(_attribute(node, "axis")))
     total = torch.logaddexp(torch.logsumexp(x, axis, keepdim=True), onto(sink, sinks, whole))
-    return (x - total).exp(), total.expand(x.sum(axis, keepdim=True).shape).squeeze(axis)
+    return (x - total).exp(), total.squeeze(axis)
 
 
 def _sink_grad(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the gradient of each sink: its own weight has the value 0, so it is less by what flows to the others."""
     (whole, _, rest, sinks), _ = _axes(node)
-    grad, weights, total, sink = map(_wide, tensors)
+    grad, weights, total, sink = map(widened, tensors)
     axis = whole.index(str(_attribute(node, "axis")))
     own = (onto(sink, sinks, whole) - onto(total, rest, whole)).exp()
     return (_sum_onto(-own * (grad * weights).sum(axis, keepdim=True), whole, sinks),)

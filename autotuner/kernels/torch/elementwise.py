@@ -9,6 +9,7 @@ from torch import Tensor
 from autotuner.ir.records import Call, Node, Subgraph
 from autotuner.kernels.geometry import letter_extents, merge, operand_letters
 from autotuner.kernels.rules.elementwise import normalised
+from autotuner.kernels.torch.programmed import onto, widened
 
 Run = Callable[[], Any]
 Operands = Sequence[Tensor]
@@ -197,25 +198,15 @@ def softmax(call: Call, inputs: Operands, outputs: Operands) -> Run:
     return lambda: aten._softmax.out(x, axis, False, out=y)
 
 
-def _beside(vector: Tensor, bound: str, letters: str) -> Tensor:
-    """View a narrow operand beside a wide one: of one element along each axis that it has not."""
-    turned = vector.permute([bound.index(letter) for letter in letters if letter in bound])
-    return turned[tuple(slice(None) if letter in bound else None for letter in letters)]
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
 def sink_softmax(call: Call, inputs: Operands, outputs: Operands) -> Run:
     whole, sinks = operand_letters(_node(call))[:2]
     (x, sink), (weights, total) = inputs, outputs
     axis = whole.index(_attribute(call, "axis"))
-    beside = _beside(sink, sinks, whole)
+    beside = onto(sink, sinks, whole)
 
     def run() -> None:
-        scores = _wide(x)
-        sums = torch.logaddexp(torch.logsumexp(scores, axis, keepdim=True), _wide(beside))
+        scores = widened(x)
+        sums = torch.logaddexp(torch.logsumexp(scores, axis, keepdim=True), widened(beside))
         total.copy_(sums.squeeze(axis))
         weights.copy_((scores - sums).exp_())
 
@@ -226,13 +217,13 @@ def sink_grad(call: Call, inputs: Operands, outputs: Operands) -> Run:
     whole, _, rest, sinks = operand_letters(_node(call))[:4]
     (grad, weights, total, sink), (out,) = inputs, outputs
     axis = whole.index(_attribute(call, "axis"))
-    beside, sums = _beside(sink, sinks, whole), _beside(total, rest, whole)
+    beside, sums = onto(sink, sinks, whole), onto(total, rest, whole)
     summed = [place for place, letter in enumerate(whole) if letter not in sinks]
     target = out.permute([sinks.index(letter) for letter in whole if letter in sinks])
 
     def run() -> None:
-        flow = (_wide(grad) * weights).sum(axis, keepdim=True)
-        target.copy_(flow.mul_((_wide(beside) - sums).exp_()).sum(summed).neg_())
+        flow = (widened(grad) * weights).sum(axis, keepdim=True)
+        target.copy_(flow.mul_((widened(beside) - sums).exp_()).sum(summed).neg_())
 
     return run
 

@@ -143,6 +143,11 @@ def onto(tensor: Tensor, axes: str, whole: str) -> Tensor:
     return ordered[tuple(slice(None) if axis in axes else None for axis in whole)]
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32, one of float64 as it is."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def _is_wide(found: Programmed, tensors: Sequence[Tensor]) -> bool:
     """Tell whether float64 is given for a narrower type, so that all types inside are read as float64."""
     return any(tensor.dtype == torch.float64 and dtype != "float64"

@@ -83,6 +83,10 @@ def is_value(part: Any) -> bool:
     return isinstance(part, View | Expression | Deferred)
 
 
+def is_named(value: Any, name: str) -> bool:
+    return isinstance(value, Expression) and value.name == name
+
+
 @dataclass
 class Calls:
     """The calls that are read so far, and who reads what.

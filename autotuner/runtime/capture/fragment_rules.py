@@ -19,9 +19,18 @@ from autotuner.runtime.capture import operators, packed  # noqa: F401  (they reg
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.calls import is_node
 from autotuner.runtime.capture.choices import counted, values_chosen
-from autotuner.runtime.capture.deferred import CASTS, VIEWS, Calls, Deferred, check_example, is_value, shape_of
+from autotuner.runtime.capture.deferred import (
+    CASTS,
+    VIEWS,
+    Calls,
+    Deferred,
+    check_example,
+    is_named,
+    is_value,
+    shape_of,
+)
 from autotuner.runtime.capture.equal_calls import equal_call
-from autotuner.runtime.capture.program import Expression, View, is_named
+from autotuner.runtime.capture.program import Expression, View
 from autotuner.runtime.capture.reader import RULES, Reader, fits
 from autotuner.runtime.capture.unread import Unread
 from autotuner.runtime.capture.views import sliced

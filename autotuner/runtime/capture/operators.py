@@ -13,7 +13,8 @@ import torch
 from autotuner.ir.kinds import SOFTMAXES
 from autotuner.runtime.capture.attention_masks import sum_of_masks
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
-from autotuner.runtime.capture.program import BoundView, Expression, View, is_named
+from autotuner.runtime.capture.deferred import is_named
+from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import Reader, aten, held, in_order, learned, memory, plain, rule
 from autotuner.runtime.capture.scores import biased_where_shown, causal, in_pieces, masked, with_mask
 from autotuner.runtime.capture.sinks import SCORES, WEIGHTS

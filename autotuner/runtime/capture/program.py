@@ -130,10 +130,6 @@ class Expression:
     operands: tuple[Any, ...] = ()
 
 
-def is_named(value: Any, name: str) -> bool:
-    return isinstance(value, Expression) and value.name == name
-
-
 def renaming(operand: BoundView) -> dict[Axis, Axis]:
     """Return the axes that an operator binds to those of its operand, by the operand's.
 

@@ -19,13 +19,13 @@ from autotuner.runtime.capture.axes import UnknownError, fresh
 from autotuner.runtime.capture.calls import EXAMPLE, is_node
 from autotuner.runtime.capture.changed_in_place import name_of, storages_of
 from autotuner.runtime.capture.constants import STATELESS, Constants, is_pure
-from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_value
+from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_named, is_value
 from autotuner.runtime.capture.fragment_rules import FragmentRules, is_factory
 from autotuner.runtime.capture.fragments import Fragments, autocast_outside
 from autotuner.runtime.capture.known_masks import KnownMasks
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.packed import gather_bounds
-from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View, is_named
+from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
 from autotuner.runtime.capture.reader import Reader
 
 log = logging.getLogger("autotuner.capture")

@@ -7,7 +7,8 @@ behind the softmax. The rules of these calls say what they are part of, as in `w
 from typing import Any
 
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
-from autotuner.runtime.capture.program import Expression, View, is_named
+from autotuner.runtime.capture.deferred import is_named
+from autotuner.runtime.capture.program import Expression, View
 from autotuner.runtime.capture.reader import Reader, aten, rule
 from autotuner.runtime.capture.scores import is_of_activations
 

@@ -12,18 +12,9 @@ from autotuner.ir.kinds import KINDS
 from autotuner.ir.programmed import CHOICE, PLACES
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.choices import is_choice, places_of
-from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, shape_of
+from autotuner.runtime.capture.deferred import CASTS, COPIES, Calls, Deferred, is_named, shape_of
 from autotuner.runtime.capture.equal_calls import GROUPED
-from autotuner.runtime.capture.program import (
-    BoundView,
-    Computed,
-    Expression,
-    TensorValue,
-    View,
-    fixed_of,
-    is_named,
-    source_of,
-)
+from autotuner.runtime.capture.program import BoundView, Computed, Expression, TensorValue, View, fixed_of, source_of
 from autotuner.runtime.capture.program_text import ProgramText, flop_of, written
 from autotuner.runtime.capture.reader import RULES, Reader, as_numbers, has_parts, held, in_order, learned
 from autotuner.runtime.capture.views import sliced

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from autotuner.runtime.capture.axes import Dim, UnknownError, are_shuffled, extent, fresh, whole
-from autotuner.runtime.capture.program import Computed, Expression, TensorValue, View, is_named
+from autotuner.runtime.capture.deferred import is_named
+from autotuner.runtime.capture.program import Computed, Expression, TensorValue, View
 from autotuner.runtime.capture.reader import RULES, Reader, aten, held, rule
 from autotuner.runtime.capture.sinks import WEIGHTS, without_sinks
 from autotuner.runtime.capture.written_out import uncast

@@ -10,8 +10,8 @@ from typing import Any
 
 from autotuner.kernels.geometry import HALVES
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
-from autotuner.runtime.capture.deferred import Deferred
-from autotuner.runtime.capture.program import BoundView, Expression, View, is_named
+from autotuner.runtime.capture.deferred import Deferred, is_named
+from autotuner.runtime.capture.program import BoundView, Expression, View
 from autotuner.runtime.capture.reader import RULES, Reader, Rule, aten, learned, memory, plain, rule
 from autotuner.runtime.capture.sinks import beside_sinks
 
