@@ -2,6 +2,10 @@
 
 import copy
 import io
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -33,6 +37,41 @@ class Encoder(nn.Module):
                 if dropout_probability < self.layerdrop:
                     continue
             x = x + layer(x)
+        return x
+
+
+def counting(limit: int = 100) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Return a decorator that keeps what it decorates, and a number, as those of transformers' models do."""
+
+    def decorator(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(forward)
+        def counted(self: Any, *arguments: Any, most: int = 7, **keywords: Any) -> Tensor:
+            assert len(arguments) < min(limit, most)
+            return forward(self, *arguments, **keywords)
+
+        return counted
+
+    return decorator
+
+
+class Decorated(Encoder):
+    """Its forward is decorated twice, and annotated by a class of its own."""
+
+    class Hidden:
+        pass
+
+    @counting()
+    @counting(limit=5)
+    def forward(self, x: Tensor, scale: float = 1.0, *, hidden: "Hidden | None" = None) -> Tensor:
+        assert hidden is None
+        for layer in self.layers:
+            to_drop = False
+            if self.training:
+                dropout_probability = torch.rand([])
+                if dropout_probability < self.layerdrop:  # a comment
+                    to_drop = True
+            if not to_drop:
+                x = x + scale * layer(x)
         return x
 
 
@@ -78,8 +117,8 @@ def graphs_of(called: Any, *arguments: Any) -> int:
     return len(seen)
 
 
-def test_one_graph_is_made_of_all_layers_and_nothing_is_drawn(x: Tensor) -> None:
-    model = Encoder()
+@pytest.mark.parametrize("model", [Encoder(), Decorated()])
+def test_one_graph_is_made_of_all_layers_and_nothing_is_drawn(model: Encoder, x: Tensor) -> None:
     expected = model(x)
     assert graphs_of(model, x) != 1
     calls = region_calls(model, [x])
@@ -142,6 +181,19 @@ def test_steps_and_optimized_models_draw_nothing(x: Tensor) -> None:
     assert [graphs_of(each, x) for each in (optimized, stepped)] == [1, 1]
 
 
+def test_what_is_written_anew_has_the_lines_and_arguments_that_it_had(x: Tensor) -> None:
+    model = Decorated()
+    draw_for_no_layer(model)
+    assert signature(model.forward) == signature(Decorated().forward)
+    torch.testing.assert_close(model(x, scale=0.0), x)
+    with pytest.raises(AssertionError):
+        model.forward(*[x] * 5)
+    with pytest.raises(TypeError) as error:
+        model.forward(None)
+    lines = [each.line for each in traceback.extract_tb(error.tb) if each.filename == __file__]
+    assert lines[-2:] == ["return forward(self, *arguments, **keywords)", "x = x + scale * layer(x)"]
+
+
 @pytest.mark.gpu
 def test_a_step_of_such_a_model_is_captured(x: Tensor) -> None:
     model = WithLoss(Encoder()).cuda()
@@ -156,4 +208,4 @@ def test_a_step_of_such_a_model_is_captured(x: Tensor) -> None:
         optimizer.step()
         optimizer.zero_grad()
         torch.testing.assert_close(step(x), expected.detach())
-    assert (step.replays, step.note) == (3, "")
+    assert (step.replays, step.note, graphs_of(model, x.cuda())) == (3, "", 1)
