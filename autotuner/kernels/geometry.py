@@ -22,6 +22,14 @@ def operand_letters(node: Node) -> tuple[str, ...]:
     return inputs + (tuple(right.split(",")) if node.outputs else ())
 
 
+def band_of(node: Node) -> tuple[int, int] | None:
+    """Return how many keys before its own, and behind it, a query sees at most; None of another operator than that."""
+    if node.kind != "window_mask":
+        return None
+    attributes = dict(node.attributes)
+    return int(attributes["before"]), int(attributes["after"])
+
+
 def letter_sides(node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the letters that a spec binds to the inputs, and those that it binds to the outputs."""
     letters = operand_letters(node)

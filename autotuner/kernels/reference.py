@@ -142,13 +142,23 @@ def _cast(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def _causal_mask(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Keep a score where its key is at or before its query, both counted from the first; -inf elsewhere."""
-    (x,), (whole,) = tensors, _axes(node)[0]
-    places = []
-    for name in ("query_axis", "key_axis"):
-        axis = str(_attribute(node, name))
-        places.append(onto(torch.arange(x.shape[whole.index(axis)], device=x.device), axis, whole))
-    query, key = places
-    return (torch.where(key <= query, x, float("-inf")),)
+    query, key = _queries_and_keys(node, tensors[0])
+    return (torch.where(key <= query, tensors[0], float("-inf")),)
+
+
+def _window_mask(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Keep a score where its key is at most `before` places before its query, or `after` behind it; -inf elsewhere."""
+    query, key = _queries_and_keys(node, tensors[0])
+    before, after = (int(_number(node, name)) for name in ("before", "after"))
+    return (torch.where((query - before <= key) & (key <= query + after), tensors[0], float("-inf")),)
+
+
+def _queries_and_keys(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of queries and keys, each along its axis of the scores."""
+    (whole,) = _axes(node)[0]
+    axes = (str(_attribute(node, name)) for name in ("query_axis", "key_axis"))
+    query, key = (onto(torch.arange(x.shape[whole.index(axis)], device=x.device), axis, whole) for axis in axes)
+    return query, key
 
 
 def _softmax(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -331,6 +341,7 @@ REFERENCE: Mapping[str, Function] = {
     "mask": _bias,
     "row_mask": _row_mask,
     "causal_mask": _causal_mask,
+    "window_mask": _window_mask,
     "softmax": _softmax,
     "softmax_grad": _softmax_grad,
     "sink_softmax": _sink_softmax,

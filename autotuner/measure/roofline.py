@@ -18,12 +18,12 @@ its optimistic cost lowers the ladder where it stands: see `Roofline.lowered`.
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, prod
 
 from autotuner.ir.kinds import ELEMENT_BYTES
-from autotuner.ir.records import Call
-from autotuner.kernels.geometry import letter_extents
+from autotuner.ir.records import Call, Node, Subgraph
+from autotuner.kernels.geometry import band_of, letter_extents
 
 CEILING = "ceiling_us"
 CALL = f"{CEILING} call"
@@ -178,14 +178,34 @@ def product_flop(call: Call) -> dict[str, float]:
 
     What they need beside, no unit of a device does faster than it multiplies matrices, or at the same time.
     """
-    causal = any(node.kind == "causal_mask" for node in call.subgraph.nodes)
+    share = min(map(partial(_share_shown, call.subgraph), call.subgraph.nodes))
     total: dict[str, float] = {}
     for node in call.subgraph.nodes:
         if node.kind == "contraction":
-            flop = 2 * prod(letter_extents(call.subgraph, node).values()) * (CAUSAL_SHARE if causal else 1.0)
+            flop = 2 * prod(letter_extents(call.subgraph, node).values()) * share
             dtype = call.subgraph.tensors[node.inputs[0]].dtype
             total[dtype] = total.get(dtype, 0.0) + flop
     return total
+
+
+def _share_shown(subgraph: Subgraph, node: Node) -> float:
+    """Return the share of scores that a causal mask or a window leaves, 1 of another operator.
+
+    >>> from autotuner.ir.records import TensorType
+    >>> scores = TensorType("bnqk", (1, 1, 4, 4), "float32")
+    >>> near = (("query_axis", "q"), ("key_axis", "k"), ("before", 1), ("after", 0))
+    >>> node = Node("window_mask", "bnqk->bnqk", (0,), (1,), near)
+    >>> _share_shown(Subgraph((node,), (scores, scores), (0,), (1,)), node)
+    0.4375
+    """
+    if node.kind == "causal_mask":
+        return CAUSAL_SHARE
+    window = band_of(node)
+    if window is None:
+        return 1.0
+    places = letter_extents(subgraph, node)[str(dict(node.attributes)["key_axis"])]
+    hidden = sum(left * (left + 1) // 2 for left in (max(0, places - 1 - each) for each in window))
+    return 1 - hidden / places**2
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,14 @@ class Denoising(nn.Module):
 
 
 def _of_transformers(
-    model: str, layers_name: str = "num_hidden_layers", **sizes: Any
+    model: str, layers_name: str = "num_hidden_layers", config: str = "", **sizes: Any
 ) -> Callable[[int | None], nn.Module]:
-    """Return what makes a model of the library; sizes are those of its configuration."""
+    """Return what makes a model of the library; sizes are those of its configuration, whose class may be named."""
 
     def make(layers: int | None) -> nn.Module:
         given = sizes if layers is None else {**sizes, layers_name: layers}
         made: nn.Module = getattr(transformers, model)(
-            getattr(transformers, model.partition("For")[0] + "Config")(**given)
+            getattr(transformers, config or model.partition("For")[0] + "Config")(**given)
         )
         return made
 
@@ -112,6 +112,14 @@ OTHER_MODELS = {
             "PhiForCausalLM", vocab_size=51200, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24,
             num_attention_heads=32, max_position_embeddings=2048, partial_rotary_factor=0.5), _of_tokens(51200)),
         WholeModel("gemma-2-2b", _of_transformers("Gemma2ForCausalLM"), _of_tokens(256000, 2)),
+        WholeModel("gemma-3-1b", _of_transformers(
+            "Gemma3ForCausalLM", config="Gemma3TextConfig", vocab_size=262144, hidden_size=1152, intermediate_size=6912,
+            num_hidden_layers=26, num_attention_heads=4, num_key_value_heads=1, head_dim=256, sliding_window=512),
+            _of_tokens(262144, 2, 2048)),
+        WholeModel("gpt-oss-small", _of_transformers(
+            "GptOssForCausalLM", vocab_size=VOCABULARY, hidden_size=1024, intermediate_size=1024, num_hidden_layers=12,
+            num_attention_heads=16, num_key_value_heads=4, head_dim=64, num_local_experts=16, num_experts_per_tok=4),
+            _of_tokens(VOCABULARY)),
         WholeModel("modernbert-large", _of_transformers(
             "ModernBertForMaskedLM", hidden_size=1024, intermediate_size=2624, num_hidden_layers=28,
             num_attention_heads=16), _of_tokens(50368, 8, 512)),

@@ -8,6 +8,7 @@ which the interpreter multiplies; it does not multiply bfloat16.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ CASES: Mapping[str, tuple[Mapping[str, int], Mapping[str, Scalar]]] = {
     "odd bias": (ODD | {"q": 37, "k": 37}, {"p": 0.0, "model": "t5-block"}),
 }
 
+WINDOW = (("before", 20), ("after", 3))
+"""A query sees so many keys, before its own and behind it: some tiles in whole, some in part, some not at all."""
 ADDED: Mapping[str, tuple[str, str, str, float] | tuple[str, str, str, float, float]] = {
     "bias with keys first": ("bias", "kqn", "bqnp", 0.0),
     "bias of a batch entry": ("bias", "bnqk", "bqnp", 0.0),
@@ -73,13 +76,22 @@ ADDED: Mapping[str, tuple[str, str, str, float] | tuple[str, str, str, float, fl
     "bias of all windows": ("bias", "qkn", "wbqnp", 0.25),
     "bias of all windows and a mask of each": ("bias+mask", "qkn+bqk", "wbqnp", 0.0),
     "mask of each window": ("mask", "bqk", "wbqnp", 0.0),
+    "sinks": ("sinks", "", "bqnp", 0.0),
+    "sinks of causal attention": ("causal_mask+sinks", "", "bqnp", 0.25),
+    "sinks of heads that share a key, and a bias": ("bias+sinks", "bqk", "bqnrp", 0.0),
+    "sinks and a mask of keys": ("mask+causal_mask+sinks", "bk", "bqnrp", 0.25),
+    "window": ("window_mask", "", "bqnp", 0.0),
+    "window of heads that share a key": ("window_mask", "", "bqnrp", 0.25),
+    "window and a mask of keys": ("mask+window_mask", "bk", "bqnp", 0.25),
+    "soft cap of a window": ("window_mask", "", "bqnp", 0.0, 1.0),
+    "sinks of a window": ("window_mask+sinks", "", "bqnrp", 0.25),
 }
 """Kinds and axes of what is added to the scores, axes of the query, the share of weights that is dropped, and what the
 scores are capped at, where they are scaled as well."""
 
 
 def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0, length: int = 0) -> Graph:
-    """Return attention that adds something to its scores, with its gradients."""
+    """Return attention that adds something to its scores, or has sinks, with its gradients."""
     length = length or (WORDS["l"] if p else ODD["l"])
     extents = {"w": 3, "b": 2, "n": 2, "r": 3, "q": length, "k": length, "p": 16}
     heads, windows = ("".join(letter for letter in letters if letter in query) for letters in ("nr", "w"))
@@ -89,8 +101,10 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0, l
     made = {"scores": scores, "moved": scores, "weights": scores, "out": query}
     tensors = {name: Tensor(name, own, "float16", "input") for name, own in given.items()}
     tensors |= {name: Tensor(name, own, "float16", "activation") for name, own in made.items()}
-    kinds = kind.split("+") if kind else []
-    adding_kinds = [each for each in kinds if each != "causal_mask"]
+    kinds = [each for each in kind.split("+") if each not in ("", "sinks")]
+    along = (("query_axis", "q"), ("key_axis", "k"))
+    hiding = {"causal_mask": along, "window_mask": (*along, *WINDOW)}
+    adding_kinds = [each for each in kinds if each not in hiding]
     given_axes = dict(zip(adding_kinds, axes.split("+"), strict=False))
     for each in adding_kinds:
         tensors[each] = Tensor(each, given_axes[each], "float16", "input", constant=each == "mask")
@@ -106,14 +120,16 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0, l
         last = "capped"
     del tensors["moved"]
     for each in kinds:
-        hides = (("query_axis", "q"), ("key_axis", "k")) if each == "causal_mask" else ()
         spec = ",".join((scores, *([given_axes[each]] if each in given_axes else [])))
         read = (last, *([each] if each in given_axes else []))
         name = f"moved_by_{each}"
         tensors[name] = Tensor(name, scores, "float16", "activation")
-        moving.append(Operator(name, each, f"{spec}->{scores}", read, (name,), hides))
+        moving.append(Operator(name, each, f"{spec}->{scores}", read, (name,), hiding.get(each, ())))
         last = name
     tensors["sums"] = Tensor("sums", weights, "float32", "auxiliary", optional=True)
+    beside = ("sinks",) if "sinks" in kind else ()
+    tensors |= {name: Tensor(name, heads, "float16", "parameter") for name in beside}
+    tensors["sums"] = replace(tensors["sums"], optional=not beside)
     dropping: tuple[Operator, ...] = ()
     weighed = "dropped" if p else "weights"
     if p:
@@ -128,7 +144,9 @@ def adding(kind: str, axes: str, query: str, p: float = 0.0, cap: float = 0.0, l
         Operator("scores", "contraction", f"{query},{key}->{scores}", ("query", "key"), ("scores",)),
         *moving,
         Operator(
-            "weights", "softmax", f"{scores}->{scores},{weights}", (last,), ("weights", "sums"), (("axis", "k"),)
+            "weights", "sink_softmax" if beside else "softmax",
+            f"{','.join((scores, *(heads for _ in beside)))}->{scores},{weights}", (last, *beside),
+            ("weights", "sums"), (("axis", "k"),),
         ),
         *dropping,
         Operator("out", "contraction", f"{scores},{key}->{query}", (weighed, "value"), ("out",)),

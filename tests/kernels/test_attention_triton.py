@@ -151,21 +151,23 @@ def test_programs_equal_the_reference_in_the_interpreter() -> None:
 
 
 WINDOWS = {
-    "FEATURES": 32, "ROWS": 64, "COLUMNS": 64, "EVEN": False, "CAUSAL": False, "GROUP": 1, "CAPS": False, "ADDS": True,
-    "OVER_ROWS": True, "HIDES": True, "HIDES_ROWS": True, "SAVES": True, "DROPS": False, "KEPT": 0, "PACKS": True,
-    "BATCHES": 4096, "HEADS": 1, "PARTS": 128,
+    "FEATURES": 32, "ROWS": 64, "COLUMNS": 64, "EVEN": False, "CAUSAL": False, "WINDOW": False, "GROUP": 1,
+    "CAPS": False, "ADDS": True, "OVER_ROWS": True, "HIDES": True, "HIDES_ROWS": True, "SINKS": False, "SAVES": True,
+    "DROPS": False, "KEPT": 0, "PACKS": True, "BATCHES": 4096, "HEADS": 1, "PARTS": 128,
 }  # fmt: skip
 """Attention in windows, with a bias and a mask."""
 KNOWN = {
     **dict.fromkeys(("query", "key", "value", "out", "gradient", "added", "hides"), "*bf16"),
     **dict.fromkeys(("log_sum_exp", "statistics", "into"), "*fp32"),
     **dict.fromkeys(("factor", "cap", "kept", "kept_inverse"), "fp32"), "words": "*i32", "seed": "*i64",
+    "sinks": "*bf16",
 }  # fmt: skip
 """Types of what programs are given, but for strides and extents."""
 
 
 @pytest.mark.slow
-def test_programs_with_a_bias_and_a_mask_compile_for_hopper() -> None:
+@pytest.mark.parametrize("beside", [{}, {"SINKS": True, "WINDOW": True}])
+def test_programs_with_a_bias_and_a_mask_compile_for_hopper(beside: dict[str, bool]) -> None:
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -174,7 +176,7 @@ def test_programs_with_a_bias_and_a_mask_compile_for_hopper() -> None:
 
     backward = (attention_backward.query_gradient, attention_backward.key_value_gradient)
     for program in (attention_forward.forward, *backward, attention_backward.bias_gradient):
-        constants = {name: value for name, value in WINDOWS.items() if name in program.arg_names}
+        constants = {name: value for name, value in (WINDOWS | beside).items() if name in program.arg_names}
         types = dict.fromkeys(constants, "constexpr")
         for name in program.arg_names[: -len(constants)]:
             types[name] = KNOWN.get(name.removeprefix("into_"), "i32")

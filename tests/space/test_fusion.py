@@ -32,6 +32,7 @@ from autotuner.space.fusion import (
 )
 from autotuner.space.fusion import attention as matching
 from autotuner.space.fusion.cover import Boundary
+from tests.kernels.interpreted import adding
 from tests.kernels.library import LIBRARY
 
 SITES = ("attention_dropout", "output_dropout", "activation_dropout", "feed_forward_dropout")
@@ -453,13 +454,42 @@ def test_a_bias_of_the_scores_gets_its_gradient_from_attention_as_one(p: float) 
     assert forward_of(t5(p), FORWARD) == forward_of(t5(p), BIASED_FORWARD) == []
     assert forward_of(t5(p), tuple("mask" if kind == "bias" else kind for kind in kinds)) == []
     assert backward_of(t5(p, read="grad_biased_scores"), kinds) == []
-    frozen = attention_grad(kinds, frozen=True)
+    frozen = attention_grad(kinds, frozen=("bias",))
     assert list(matching.attention_grad(t5(p), frozen)) == []
     without = [o for o in t5(p).operators if o.kind != "bias_grad"]
     left = tuple(name for name in t5(p).outputs if name != "grad_position_bias")
     constant = replace(t5(p), operators=tuple(without), outputs=left)
     ((_, (_, made), _),) = matching.attention_grad(constant, frozen)
     assert made == ("grad_query", "grad_key", "grad_value")
+
+
+def test_sinks_that_are_frozen_get_no_gradient() -> None:
+    trained = adding("mask+sinks", "bqk", "bqnrp")
+    kinds = ("contraction", "mask", "sink_softmax", "contraction")
+    ((operators, (inputs, _)),) = forward_of(trained, kinds)
+    assert [o.kind for o in operators] == list(kinds)
+    assert inputs == ("query", "key", "value", "mask", "sinks")
+    assert forward_of(trained, tuple("softmax" if kind == "sink_softmax" else kind for kind in kinds)) == []
+    ((_, (read, made), again),) = backward_of(trained, kinds)
+    assert (read[-2:], made[-1]) == (("mask", "sinks"), "grad_sinks")
+    assert [o.kind for o in again] == list(kinds[:-1])
+    frozen = attention_grad(kinds, frozen=("sink_softmax",))
+    assert list(matching.attention_grad(trained, frozen)) == []
+    left = tuple(name for name in trained.outputs if name != "grad_sinks")
+    constant = replace(trained, operators=tuple(o for o in trained.operators if o.kind != "sink_grad"), outputs=left)
+    ((_, (_, made), _),) = matching.attention_grad(constant, frozen)
+    assert made == ("grad_query", "grad_key", "grad_value")
+
+
+def test_sinks_of_anything_but_heads_are_left_to_other_kernels() -> None:
+    of_heads = adding("sinks", "", "bqnp")
+    weigh = next(o for o in of_heads.operators if o.kind == "sink_softmax")
+    of_batches = replace(weigh, spec=weigh.spec.replace(",n->", ",b->"))
+    tensors = of_heads.tensors | {"sinks": replace(of_heads.tensors["sinks"], axes="b")}
+    changed = tuple(of_batches if o is weigh else o for o in of_heads.operators if o.phase == "forward")
+    kinds = ("contraction", "sink_softmax", "contraction")
+    assert len(forward_of(of_heads, kinds)) == 1
+    assert forward_of(replace(of_heads, operators=changed, tensors=tensors, outputs=("out",)), kinds) == []
 
 
 def test_attention_with_values_of_another_width_than_queries_is_not_taken_as_one() -> None:

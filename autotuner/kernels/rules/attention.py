@@ -1,7 +1,7 @@
 """Attention as one kernel, and layer norm's whole backward as one."""
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from math import floor
@@ -29,6 +29,9 @@ BIASED_FORWARD = ("contraction", "scale", "bias", "softmax", "contraction")
 BIASED_CAUSAL_FORWARD = ("contraction", "scale", "bias", "causal_mask", "softmax", "contraction")
 BIASED_MASKED_FORWARD = ("contraction", "scale", "bias", "mask", "softmax", "contraction")
 MASKED_CAUSAL_FORWARD = ("contraction", "scale", "mask", "causal_mask", "softmax", "contraction")
+WINDOW_FORWARD = ("contraction", "scale", "window_mask", "softmax", "contraction")
+MASKED_WINDOW_FORWARD = ("contraction", "scale", "mask", "window_mask", "softmax", "contraction")
+CAPPED_WINDOW_FORWARD = ("contraction", "scale", "pointwise", "window_mask", "softmax", "contraction")
 CAPPED_FORWARD = ("contraction", "scale", "pointwise", "softmax", "contraction")
 CAPPED_CAUSAL_FORWARD = ("contraction", "scale", "pointwise", "causal_mask", "softmax", "contraction")
 CAPPED_MASKED_FORWARD = ("contraction", "scale", "pointwise", "mask", "softmax", "contraction")
@@ -36,20 +39,27 @@ CAPPED_MASKED_FORWARD = ("contraction", "scale", "pointwise", "mask", "softmax",
 BACKWARD = ("contraction", "contraction", "softmax_grad", "scale", "contraction", "contraction")
 DROPPING = ("dropout_mask", "dropout")
 """Between the softmax and the second contraction, where attention weights are dropped."""
-GRADIENTS = {"scale": "scale", "dropout": "dropout", "bias": "bias_grad", "pointwise": "pointwise_grad"}
-"""Backward kinds of what may stand between the two contractions, beside the softmax; masks have none."""
+GRADIENTS = {
+    "scale": "scale", "dropout": "dropout", "bias": "bias_grad", "pointwise": "pointwise_grad",
+    "sink_softmax": "sink_grad",
+}  # fmt: skip
+"""Backward kinds of what may stand between the two contractions, beside that of any softmax; masks have none."""
 
 
-def attention_grad(kinds: tuple[str, ...], *, frozen: bool = False) -> AttentionGrad:
-    """Return the pattern of the backward of attention of some kinds; a bias that is frozen gets no gradient."""
+def attention_grad(kinds: tuple[str, ...], *, frozen: Collection[str] = ()) -> AttentionGrad:
+    """Return the pattern of the backward of attention of some kinds; of these, what is frozen gets no gradient."""
     always = tuple(kind for kind in BACKWARD if kind != "scale")
-    other = (GRADIENTS[kind] for kind in kinds if kind in GRADIENTS and not (frozen and kind == "bias"))
+    other = (GRADIENTS[kind] for kind in kinds if kind in GRADIENTS and kind not in frozen)
     return AttentionGrad((*always, *other), kinds)
+
+
+FROZEN = ((), ("bias",), ("sink_softmax",), ("bias", "sink_softmax"))
+"""Operators of attention whose own operand may need no gradient."""
 
 
 def attention_grads(forwards: Iterable[tuple[str, ...]]) -> tuple[AttentionGrad, ...]:
     """Return the patterns of the backward of all these."""
-    found = (attention_grad(kinds, frozen=frozen) for kinds in forwards for frozen in (False, True))
+    found = (attention_grad(kinds, frozen=frozen) for kinds in forwards for frozen in FROZEN)
     return tuple(dict.fromkeys(found))
 
 
@@ -66,6 +76,11 @@ def variants(*forwards: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         for kinds in forwards
         for drop in ((), DROPPING)
     )
+
+
+def with_sinks(*forwards: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the same kinds of attention, each with sinks."""
+    return tuple(tuple("sink_softmax" if kind == "softmax" else kind for kind in kinds) for kinds in forwards)
 
 
 def cap_of_scores(subgraph: Subgraph) -> float | None:

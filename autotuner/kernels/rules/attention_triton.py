@@ -15,10 +15,13 @@ from autotuner.kernels.rules.attention import (
     CAPPED_CAUSAL_FORWARD,
     CAPPED_FORWARD,
     CAPPED_MASKED_FORWARD,
+    CAPPED_WINDOW_FORWARD,
     CAUSAL_FORWARD,
     FORWARD,
     MASKED_CAUSAL_FORWARD,
     MASKED_FORWARD,
+    MASKED_WINDOW_FORWARD,
+    WINDOW_FORWARD,
     Added,
     added_mask,
     attention_grads,
@@ -31,6 +34,7 @@ from autotuner.kernels.rules.attention import (
     mask_beside_bias,
     query_of,
     variants,
+    with_sinks,
 )
 from autotuner.kernels.rules.elementwise import dropout_masks
 
@@ -236,9 +240,14 @@ def _not_in_shared_memory(query: TensorType, params: dict[str, int]) -> str | No
     return None
 
 
+_WITH_SINKS = with_sinks(
+    FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD, MASKED_CAUSAL_FORWARD, WINDOW_FORWARD,
+    MASKED_WINDOW_FORWARD,
+)  # fmt: skip
 _KINDS = variants(
     FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, BIASED_FORWARD, MASKED_CAUSAL_FORWARD, BIASED_CAUSAL_FORWARD,
-    CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD, CAPPED_MASKED_FORWARD, BIASED_MASKED_FORWARD,
+    CAPPED_FORWARD, CAPPED_CAUSAL_FORWARD, CAPPED_MASKED_FORWARD, BIASED_MASKED_FORWARD, WINDOW_FORWARD,
+    MASKED_WINDOW_FORWARD, CAPPED_WINDOW_FORWARD, *_WITH_SINKS,
 )  # fmt: skip
 _forward = partial(
     Kernel, covers=(), runs=f"{_IMPLEMENTATION}:forward", refuses=unfit, compiles=True, numerics="unbiased",

@@ -224,6 +224,7 @@ KERNELS.add(
     _pitched("torch_mask", "mask"),
     _pitched("torch_row_mask", "row_mask"),
     _pitched("torch_causal_mask", "causal_mask"),
+    _pitched("torch_window_mask", "window_mask"),
     _pitched("torch_dropout", "dropout"),
     _pitched("torch_rotary", "rotary", refuses=halves_differ, module="rotary"),
     _pitched("torch_rotary_grad", "rotary_grad", refuses=halves_differ, module="rotary"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autotuner.ir.records import Call, Subgraph
-from autotuner.kernels.geometry import operand_letters
+from autotuner.kernels.geometry import band_of, operand_letters
 from autotuner.kernels.heads import HeadOperand, head_operands, score_axes
 from autotuner.kernels.rules.attention import Added, added_mask, mask_beside_bias
 
@@ -57,6 +57,11 @@ def causal(subgraph: Subgraph) -> bool:
     return "causal_mask" in subgraph.kinds
 
 
+def band(subgraph: Subgraph) -> tuple[int, int] | None:
+    """Return how many keys before its own, and behind it, a query sees at most; None where it has no window."""
+    return next(filter(None, map(band_of, subgraph.nodes)), None)
+
+
 def forward_operands(subgraph: Subgraph, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return query, key and value as (batch, heads, rows, features)."""
     by_number = dict(zip(subgraph.inputs, inputs, strict=True))
@@ -93,6 +98,18 @@ def _added(subgraph: Subgraph, which: Added, inputs: Sequence[Tensor], query: Te
     if number is None:
         return None
     return _along_scores(subgraph, inputs[subgraph.inputs.index(number)], places, query, key)
+
+
+def sinks(subgraph: Subgraph, inputs: Sequence[Tensor]) -> Tensor | None:
+    """Return the sink of each head, (heads), or None."""
+    node = next((node for node in subgraph.nodes if node.kind == "sink_softmax"), None)
+    return None if node is None else inputs[subgraph.inputs.index(node.inputs[1])].view(-1)
+
+
+def sink_gradient(subgraph: Subgraph, outputs: Sequence[Tensor]) -> Tensor | None:
+    """Return where the gradient of the sinks goes, (heads), or None."""
+    node = next((node for node in subgraph.nodes if node.kind == "sink_grad"), None)
+    return None if node is None else outputs[subgraph.outputs.index(node.outputs[0])].view(-1)
 
 
 def bias_gradient(subgraph: Subgraph, outputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor | None:

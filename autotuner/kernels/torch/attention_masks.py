@@ -16,7 +16,7 @@ from torch import Tensor
 from autotuner.ir.form import Form
 from autotuner.ir.records import Subgraph, TensorType
 from autotuner.kernels.rules.attention import cap_of_scores, dropped_share
-from autotuner.kernels.torch.attention import added, backward_operands, causal, factor, masked
+from autotuner.kernels.torch.attention import added, backward_operands, band, causal, factor, masked, sinks
 from autotuner.kernels.torch.formats import encoded, made_up_seed
 
 FEATURES = 64
@@ -77,7 +77,7 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
     Args:
         library: whose mask it is; None for any mask.
         inputs: gradient, query, key, value, output, log-sum-exp, the mask of dropped weights as booleans where weights
-            are dropped, and the one that is added to the scores where one is.
+            are dropped, the one that is added to the scores where one is, and sinks where they have some.
     """
     _, query, key, value, out = backward_operands(subgraph, inputs)
     wide_key, wide_value = (each.float().repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
@@ -92,8 +92,16 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
         rows, columns = scores.shape[-2:]
         later = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).triu_(1)
         scores.masked_fill_(later, float("-inf"))
-    inputs[5].view(scores.shape[:3]).copy_(scores.logsumexp(-1))
-    weights = scores.softmax(-1)
+    window = band(subgraph)
+    if window is not None:
+        shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_(window[1]).triu_(-window[0])
+        scores.masked_fill_(~shown, float("-inf"))
+    total = scores.logsumexp(-1)
+    beside = sinks(subgraph, inputs)
+    if beside is not None:
+        total = torch.logaddexp(total, beside.float()[:, None])
+    inputs[5].view(scores.shape[:3]).copy_(total)
+    weights = scores.sub_(total[..., None]).exp_()
     share = dropped_share(subgraph)
     if share:
         kept = inputs[6].view(scores.shape)

@@ -20,12 +20,15 @@ from autotuner.kernels.torch.attention import (
     added,
     backward_operands,
     backward_outputs,
+    band,
     bias_gradient,
     causal,
     factor,
     forward_operands,
     forward_output,
     masked,
+    sink_gradient,
+    sinks,
 )
 
 Run = Callable[[], Any]
@@ -34,6 +37,10 @@ SEEDS = 1 << 62
 PROGRAMS = 512
 """That fill a device: a bias that is shared by so many batch entries that fewer would make its gradient has that made
 in parts."""
+
+
+SINK_ROWS = 1024
+"""That a program reads at once, for the gradient of a sink."""
 
 
 class TritonLaunch:
@@ -69,23 +76,24 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     if p and len(outputs) < 3:  # nothing else reads the mask
         words = torch.empty(query[..., 0].numel() * key.shape[2] // WORD_BITS, dtype=torch.int32, device=query.device)
     addend, mask = added(subgraph, inputs, query, key), masked(subgraph, inputs, query, key)
-    cap = cap_of_scores(subgraph)
+    cap, beside = cap_of_scores(subgraph), sinks(subgraph, inputs)
+    window = band(subgraph)
     launch = TritonLaunch(
         program,
         (-(-rows // params["rows"]), batch * heads),
         (
             query, key, value, out, outputs[1] if saves else seed, words, seed if addend is None else addend,
-            seed if mask is None else mask, seed,
+            seed if mask is None else mask, seed if beside is None else beside, seed,
             *_strides(query, key, value, out), *_steps(addend), *_steps(mask), heads, rows, key.shape[2],
-            factor(subgraph), cap or 1.0, 1 / (1 - p),
+            factor(subgraph), cap or 1.0, *(window or (0, 0)), 1 / (1 - p),
         ),
         {
             "FEATURES": features, "ROWS": params["rows"], "COLUMNS": params["columns"],
             "EVEN": rows % params["rows"] == key.shape[2] % params["columns"] == 0, "CAUSAL": causal(subgraph),
-            "GROUP": heads // key.shape[1], "CAPS": cap is not None, "ADDS": addend is not None,
-            "OVER_ROWS": _over_rows(addend), "HIDES": mask is not None, "HIDES_ROWS": _over_rows(mask),
-            "SAVES": saves, "DROPS": p > 0, "KEPT": kept_levels(p),
-            "PACKS": vendor_of(query.device.type, torch.version.hip) == NVIDIA,
+            "WINDOW": window is not None, "GROUP": heads // key.shape[1], "CAPS": cap is not None,
+            "ADDS": addend is not None, "OVER_ROWS": _over_rows(addend), "HIDES": mask is not None,
+            "HIDES_ROWS": _over_rows(mask), "SINKS": beside is not None, "SAVES": saves, "DROPS": p > 0,
+            "KEPT": kept_levels(p), "PACKS": vendor_of(query.device.type, torch.version.hip) == NVIDIA,
             "num_warps": params["warps"], "num_stages": params["stages"],
         },
     )  # fmt: skip
@@ -99,9 +107,9 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
 
 
 def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
-    """Gradients of query, key and value, and of a bias; the boundary is that of `attention_flash.backward`, the mask as
-    bits, and what is added to the scores."""
-    _, of_queries, of_keys, of_bias = _programs()
+    """Gradients of query, key and value, of a bias and of sinks; the boundary is that of `attention_flash.backward`,
+    the mask as bits, what is added to the scores, and sinks."""
+    _, of_queries, of_keys, of_bias, of_sinks = _programs()
     subgraph, params = call.subgraph, params_of(call.candidate)
     gradient, query, key, value, out = backward_operands(subgraph, inputs)
     into = backward_outputs(subgraph, outputs)
@@ -112,13 +120,23 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     words = inputs[6].view(torch.int32) if p else statistics
     addend, into_bias = added(subgraph, inputs, query, key), bias_gradient(subgraph, outputs, query, key)
     cap = cap_of_scores(subgraph)
-    beside = masked(subgraph, inputs, query, key)
-    last = (*_steps(addend), *_steps(beside), heads, rows, columns, factor(subgraph), cap or 1.0, 1 - p)
+    beside, window = masked(subgraph, inputs, query, key), band(subgraph)
+    last = (
+        *_steps(addend),
+        *_steps(beside),
+        heads,
+        rows,
+        columns,
+        factor(subgraph),
+        cap or 1.0,
+        *(window or (0, 0)),
+        1 - p,
+    )
     mask = (words, statistics if addend is None else addend, statistics if beside is None else beside)
     flags = {"FEATURES": features, "GROUP": heads // shared_heads, "DROPS": p > 0}
     flags |= {"HIDES": beside is not None, "HIDES_ROWS": _over_rows(beside)}
     adds = {"ADDS": addend is not None, "OVER_ROWS": _over_rows(addend)}
-    adds |= {"CAUSAL": causal(subgraph), "CAPS": cap is not None}
+    adds |= {"CAUSAL": causal(subgraph), "WINDOW": window is not None, "CAPS": cap is not None}
     tiles = {side: {"ROWS": params[f"{side}_rows"], "COLUMNS": params[f"{side}_columns"]} for side in ("query", "key")}
     options = {
         side: flags | tile | {
@@ -169,6 +187,12 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
             total = torch.empty_like(made[0])
             launches += [partial(torch.sum, made, 0, out=total), partial(own.copy_, total)]
 
+    into_sinks = sink_gradient(subgraph, outputs)
+    if into_sinks is not None:
+        constants = {"COLUMNS": SINK_ROWS, "num_warps": 4}
+        given = (statistics, sinks(subgraph, inputs), into_sinks, batch, heads, rows, 1 - p)
+        launches.append(TritonLaunch(of_sinks, (heads,), given, constants))
+
     def run() -> None:
         for launch in launches:
             launch()
@@ -185,8 +209,8 @@ def parts_of_sum(programs: int, terms: int) -> int:
     return max(1, min(terms, PROGRAMS // programs))
 
 
-def _programs() -> tuple[Any, Any, Any, Any]:
-    """Import the programs: of forward, and of queries, of keys and values and of a bias in backward.
+def _programs() -> tuple[Any, Any, Any, Any, Any]:
+    """Import the programs: of forward, and of queries, of keys and values, of a bias and of sinks in backward.
 
     Raises:
         KernelError: Triton is not installed.
@@ -196,7 +220,13 @@ def _programs() -> tuple[Any, Any, Any, Any]:
     except ImportError as error:
         raise KernelError(f"attention's own programs need triton, which cannot be imported: {error}") from None
     backward = attention_backward
-    return attention_forward.forward, backward.query_gradient, backward.key_value_gradient, backward.bias_gradient
+    return (
+        attention_forward.forward,
+        backward.query_gradient,
+        backward.key_value_gradient,
+        backward.bias_gradient,
+        backward.sink_gradient,
+    )
 
 
 def _strides(*operands: Tensor) -> list[int]:

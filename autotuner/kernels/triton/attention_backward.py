@@ -2,13 +2,19 @@
 
 The first also leaves for the second, per row, the log-sum-exp in base 2 and the sum of gradient times output. A third
 program makes the gradient of a bias of the scores. None adds to memory that another one writes, so results do not
-depend on the order in which programs run.
+depend on the order in which programs run. Nor does a fourth, which makes the gradient of sinks.
 """
 
 import triton
 import triton.language as tl
 
-from autotuner.kernels.triton.attention_forward import added_along_columns, added_along_rows, scores_in_base_2
+from autotuner.kernels.triton.attention_forward import (
+    added_along_columns,
+    added_along_rows,
+    in_window,
+    scores_in_base_2,
+    seen_by,
+)
 from autotuner.kernels.triton.bits import kept_along_columns, kept_along_rows, words_at_once
 
 
@@ -19,10 +25,10 @@ def query_gradient(
     out_batch, out_head, out_row, gradient_batch, gradient_head, gradient_row,
     into_query_batch, into_query_head, into_query_row, added_batch, added_head, added_row, added_key,
     added_batches, hides_batch, hides_head, hides_row, hides_key, hides_batches,
-    heads, rows, columns, factor, cap, kept,
+    heads, rows, columns, factor, cap, before, after, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, HIDES: tl.constexpr,
-    HIDES_ROWS: tl.constexpr, DROPS: tl.constexpr,
+    WINDOW: tl.constexpr, GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr,
+    HIDES: tl.constexpr, HIDES_ROWS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the query, for a tile of its rows.
 
@@ -57,8 +63,12 @@ def query_gradient(
     tl.store(place, exponents, mask=ok)
     tl.store(place + 1, mean, mask=ok)
     sums = tl.zeros((ROWS, FEATURES), tl.float32)
-    last = tl.minimum(columns, tile + ROWS) if CAUSAL else columns
-    for first in range(0, last, COLUMNS):
+    begin, last = 0, columns
+    if CAUSAL:
+        last = tl.minimum(columns, tile + ROWS)
+    if WINDOW:
+        begin, last = seen_by(tile, before, after, ROWS, COLUMNS, columns)
+    for first in range(begin, last, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         key_at = key + column[:, None] * key_row + feature[None, :]
         value_at = value + column[:, None] * value_row + feature[None, :]
@@ -78,6 +88,8 @@ def query_gradient(
             weights = tl.where((column < columns)[None, :], weights, 0.0)
         if CAUSAL:
             weights = tl.where(column[None, :] <= row[:, None], weights, 0.0)
+        if WINDOW:
+            weights = tl.where(in_window(column[None, :], row[:, None], before, after), weights, 0.0)
         if DROPS:
             spread = words_at_once(words, row_starts, ok, first // 32, words_per_row, COLUMNS, EVEN, False)
             above = tl.where(kept_along_rows(spread, COLUMNS), above, 0.0)
@@ -99,10 +111,10 @@ def key_value_gradient(
     gradient_batch, gradient_head, gradient_row, into_key_batch, into_key_head, into_key_row,
     into_value_batch, into_value_head, into_value_row, added_batch, added_head, added_row, added_key,
     added_batches, hides_batch, hides_head, hides_row, hides_key, hides_batches,
-    heads, rows, columns, factor, cap, kept,
+    heads, rows, columns, factor, cap, before, after, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, HIDES: tl.constexpr,
-    HIDES_ROWS: tl.constexpr, DROPS: tl.constexpr,
+    WINDOW: tl.constexpr, GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr,
+    HIDES: tl.constexpr, HIDES_ROWS: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of key and value, for a tile of their rows; scores are computed with their axes swapped.
 
@@ -131,8 +143,12 @@ def key_value_gradient(
         addend = added_along_columns(added, column, column, 0, added_key, rows, columns, EVEN, False)
     key_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
     value_sums = tl.zeros((COLUMNS, FEATURES), tl.float32)
-    begin = tile // ROWS * ROWS if CAUSAL else 0
-    steps = tl.cdiv(rows - begin, ROWS)
+    begin, end = 0, rows
+    if CAUSAL:
+        begin = tile // ROWS * ROWS
+    if WINDOW:
+        begin, end = seen_by(tile, after, before, COLUMNS, ROWS, rows)
+    steps = tl.cdiv(end - begin, ROWS)
     for step in range(steps * GROUP):
         member = step // steps if GROUP > 1 else 0
         first = begin + (step - member * steps) * ROWS
@@ -164,6 +180,8 @@ def key_value_gradient(
             weights = tl.where(ok[None, :], weights, 0.0)
         if CAUSAL:
             weights = tl.where(column[:, None] <= row[None, :], weights, 0.0)
+        if WINDOW:
+            weights = tl.where(in_window(column[:, None], row[None, :], before, after), weights, 0.0)
         if DROPS:
             row_starts = (head_of_all * rows + row) * words_per_row
             spread = words_at_once(words, row_starts, ok, tile // 32, words_per_row, COLUMNS, EVEN, True)
@@ -195,7 +213,7 @@ def bias_gradient(
     gradient_batch, gradient_head, gradient_row, into_part, into_batch, into_head, into_row, into_column,
     added_batch, added_head, added_row, added_key,
     added_batches, hides_batch, hides_head, hides_row, hides_key, hides_batches,
-    heads, rows, columns, factor, cap, kept,
+    heads, rows, columns, factor, cap, before, after, kept,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
     CAUSAL: tl.constexpr, GROUP: tl.constexpr, HIDES: tl.constexpr, HIDES_ROWS: tl.constexpr,
     BATCHES: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr, DROPS: tl.constexpr,
@@ -264,3 +282,24 @@ def bias_gradient(
     into += tl.program_id(2).to(tl.int64) * into_part + of_batch * into_batch + of_head * into_head
     at = into + row[:, None] * into_row + column[None, :] * into_column
     tl.store(at, (sums / kept).to(into.dtype.element_ty), mask=ok[:, None] & inside[None, :])
+
+
+@triton.jit
+def sink_gradient(statistics, sinks, into, batches, heads, rows, kept, COLUMNS: tl.constexpr):
+    """Gradient of the sink of a head: less what its weight takes from all others, summed over the rows of a batch.
+
+    Args:
+        statistics: as `query_gradient` left them.
+        COLUMNS: rows that are read at once.
+    """
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    head = tl.program_id(0)
+    sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+    sums = tl.zeros((COLUMNS,), tl.float32)
+    for first in range(0, batches * rows, COLUMNS):
+        number = first + tl.arange(0, COLUMNS)
+        place = statistics + 2 * ((number // rows * heads + head) * rows + number % rows)
+        ok = number < batches * rows
+        exponents, mean = tl.load(place, mask=ok, other=0.0), tl.load(place + 1, mask=ok, other=0.0)
+        sums += tl.exp2(sink - exponents) * mean
+    tl.store(into + head, (-tl.sum(sums, 0) / kept).to(into.dtype.element_ty))

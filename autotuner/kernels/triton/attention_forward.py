@@ -72,15 +72,27 @@ def added_along_columns(
 
 
 @triton.jit
+def seen_by(tile, before, after, EXTENT: tl.constexpr, STEP: tl.constexpr, end):
+    """Return the first of the places that a tile sees, as a multiple of a step, and the one behind the last."""
+    return tl.maximum(tile - before, 0) // STEP * STEP, tl.minimum(end, tile + EXTENT + after)
+
+
+@triton.jit
+def in_window(column, row, before, after):
+    return (column >= row - before) & (column <= row + after)
+
+
+@triton.jit
 def forward(
-    query, key, value, out, log_sum_exp, words, added, hides, seed,
+    query, key, value, out, log_sum_exp, words, added, hides, sinks, seed,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
     out_batch, out_head, out_row, added_batch, added_head, added_row, added_key, added_batches,
     hides_batch, hides_head, hides_row, hides_key, hides_batches,
-    heads, rows, columns, factor, cap, kept_inverse,
+    heads, rows, columns, factor, cap, before, after, kept_inverse,
     FEATURES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr,
-    GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr, HIDES: tl.constexpr,
-    HIDES_ROWS: tl.constexpr, SAVES: tl.constexpr, DROPS: tl.constexpr, KEPT: tl.constexpr, PACKS: tl.constexpr,
+    WINDOW: tl.constexpr, GROUP: tl.constexpr, CAPS: tl.constexpr, ADDS: tl.constexpr, OVER_ROWS: tl.constexpr,
+    HIDES: tl.constexpr, HIDES_ROWS: tl.constexpr, SINKS: tl.constexpr, SAVES: tl.constexpr, DROPS: tl.constexpr,
+    KEPT: tl.constexpr, PACKS: tl.constexpr,
 ):  # fmt: skip
     """softmax(factor * query key^T + added), dropped by bits, times value.
 
@@ -90,7 +102,9 @@ def forward(
         added: to the scores, by batch entry, head, row and key; stride 0 where it has no such axis. Behind so many
             `added_batches` entries it begins anew.
         hides: a mask that is added beside that, likewise.
+        sinks: a score more for each head, whose weight goes nowhere.
         heads: of queries.
+        before: so many keys before its own does a query see at most, and `after` behind it, where it has a window.
         kept_inverse: what weights that are kept are multiplied with.
         ROWS: of a tile; COLUMNS: keys of a tile.
         EVEN: tiles divide rows and columns.
@@ -124,12 +138,20 @@ def forward(
         tl.debug_barrier()
     at = query + row[:, None] * query_row + feature[None, :]
     queries = tl.load(at) if EVEN else tl.load(at, mask=ok[:, None], other=0.0)
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    if SINKS:
+        largest = tl.zeros((ROWS,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
+        total = tl.where(largest == float("-inf"), 0.0, 1.0)
+    else:
+        largest = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
     sums = tl.zeros((ROWS, FEATURES), tl.float32)
     in_base_2 = factor * LOG2_E
-    last = tl.minimum(columns, tile + ROWS) if CAUSAL else columns
-    for first in range(0, last, COLUMNS):
+    begin, last = 0, columns
+    if CAUSAL:
+        last = tl.minimum(columns, tile + ROWS)
+    if WINDOW:
+        begin, last = seen_by(tile, before, after, ROWS, COLUMNS, columns)
+    for first in range(begin, last, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         key_at = key + column[None, :] * key_row + feature[:, None]
         value_at = value + column[:, None] * value_row + feature[None, :]
@@ -139,7 +161,7 @@ def forward(
             keys = tl.load(key_at, mask=(column < columns)[None, :], other=0.0)
             values = tl.load(value_at, mask=(column < columns)[:, None], other=0.0)
         scores = tl.dot(queries, keys)
-        if ADDS or CAPS:
+        if ADDS or CAPS or WINDOW:
             scores, _ = scores_in_base_2(scores, factor, cap, CAPS)
         if ADDS:
             scores += added_along_rows(added, row, column, added_row, added_key, rows, columns, EVEN, OVER_ROWS)
@@ -149,7 +171,9 @@ def forward(
             scores = tl.where((column < columns)[None, :], scores, float("-inf"))
         if CAUSAL:
             scores = tl.where(column[None, :] <= row[:, None], scores, float("-inf"))
-        if ADDS or CAPS:
+        if WINDOW:
+            scores = tl.where(in_window(column[None, :], row[:, None], before, after), scores, float("-inf"))
+        if ADDS or CAPS or WINDOW:
             grown = tl.maximum(largest, tl.max(scores, 1))
             base = tl.where(grown == float("-inf"), 0.0, grown)  # all keys so far are hidden
             weights = tl.exp2(scores - base[:, None])

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 HIDES = -30_000.0
-"""Added to the scores of a key that no query sees, beside a causal mask; a query that sees none has such scores alone.
+"""Added to the scores of a key that no query sees, beside a causal mask or a window. A query that sees none has such
+scores alone.
 
 Its result is zeros, by `seeing`, but all of its numbers have to be finite: backward computes weights from scores and
 their log-sum-exp, whose difference is rounded to anything near the lowest number of a type. The weight is 0 in each
@@ -44,11 +45,11 @@ def added_to_scores(mask: Tensor, layout: Layout, given_as: str, written_out: bo
     return added.masked_fill(hidden.all(-1, keepdim=True), -torch.inf if written_out else 0.0)
 
 
-def added_but_later(mask: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """Return what a mask adds to scores beside a causal one: `HIDES` where it hides a key from all queries, or 0.
+def added_in_band(mask: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """Return what a mask adds to scores in a band: `HIDES` where it hides a key from all queries, or 0.
 
     Args:
-        mask: boolean; it hides what comes later, and some keys.
+        mask: boolean; it hides what is outside of a band, and some keys.
         layout: as a mask; the last dimensions are those of queries and keys.
         dtype: of the result, which has no queries.
     """

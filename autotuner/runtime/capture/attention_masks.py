@@ -7,14 +7,14 @@ key: one that sees none gets zeros from torch's attention, and so do the gradien
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 
-from autotuner.runtime.capture.additive import Layout, added_but_later, added_to_scores, seeing, total
+from autotuner.runtime.capture.additive import Layout, added_in_band, added_to_scores, seeing, total
 from autotuner.runtime.capture.axes import Axis, Dim, UnknownError, extent, fresh, whole
 from autotuner.runtime.capture.program import Computed, TensorValue, View, source_of
 from autotuner.runtime.capture.reader import Reader, learned
 
 
 def masks_of_attention(
-    mask: View, queries: int, *, written_out: bool = False, but_later: bool = False
+    mask: View, queries: int, *, written_out: bool = False, in_band: bool = False
 ) -> tuple[View, View | None]:
     """Return what a mask adds to scores, and which of the queries see a key.
 
@@ -23,7 +23,8 @@ def masks_of_attention(
         queries: how many there are.
         written_out: the model adds the mask and calls softmax itself: a query that sees no key gets NaN, and nothing
             says which do.
-        but_later: the mask hides what comes later, and some keys from all queries: what is added is without the former.
+        in_band: the mask hides what is outside of a band, and some keys from all queries: what is added is without the
+            former.
 
     Raises:
         UnknownError: keys are no dimension of it, or it is a part of a tensor.
@@ -38,8 +39,8 @@ def masks_of_attention(
     def held(dims: Sequence[Sequence[Axis]]) -> tuple[Dim, ...]:
         return tuple(tuple(dim) for dim in dims if dim)
 
-    if but_later:
-        adds = Computed(added_but_later, (source,), (laid_out,))
+    if in_band:
+        adds = Computed(added_in_band, (source,), (laid_out,))
         of_keys = TensorValue(held([*kept[:-2], kept[-1]]), "bool", source.node, computed=adds)
         added = View(of_keys, (*mask.dims[:-2], (), mask.dims[-1]))
     else:

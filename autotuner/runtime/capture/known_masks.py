@@ -1,6 +1,7 @@
 """Masks of attention that are known while a model is compiled: wholly, where they follow from shapes, or in part."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -15,71 +16,95 @@ from autotuner.runtime.capture.program import View
 from autotuner.runtime.devices import device_runtime
 
 _BOTH = frozenset(("and_", "__and__", "bitwise_and", "logical_and"))
+_COMPARISONS = frozenset(("le", "lt", "ge", "gt"))
 _MOVES = frozenset(("to", "expand", "contiguous"))
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A band of keys around that of each query: so many before it, and behind it, at most, beside its own."""
+
+    before: int
+    after: int
+
+    def is_causal(self, places: int) -> bool:
+        """Say whether it hides what comes later, and nothing else."""
+        return self.after == 0 and self.before >= places - 1
+
+    def __and__(self, other: "Band") -> "Band":
+        return Band(min(self.before, other.before), min(self.after, other.after))
 
 
 class KnownMasks:
     """Tells what masks hide, of those that a graph computes."""
 
     def __init__(
-        self, constants: Constants, later: Collection[fx.Node] = (), later_and_keys: Collection[fx.Node] = ()
+        self,
+        constants: Constants,
+        bands: Mapping[fx.Node, Band] | None = None,
+        bands_and_keys: Mapping[fx.Node, Band] | None = None,
     ) -> None:
         """Take what is constant, and inputs of which something is known, as those of a body.
 
         Args:
-            later: that hide what comes later, and nothing else.
-            later_and_keys: that hide what comes later, and some keys from all queries of a sequence.
+            bands: masks that hide what is outside of a band, and nothing else.
+            bands_and_keys: masks that hide what is outside of a band, and some keys from all queries of a sequence.
         """
-        self._constants, self._later, self._later_and_keys = constants, later, later_and_keys
-        self._found: dict[fx.Node, tuple[bool, list[fx.Node]]] = {}
+        self._constants, self._bands, self._bands_and_keys = constants, bands or {}, bands_and_keys or {}
+        self._found: dict[fx.Node, tuple[Band | None, list[fx.Node]]] = {}
 
     def hides_nothing(self, mask: Any) -> bool:
         """Say whether a mask is a constant that is true everywhere."""
         value = self._value(mask)
         return value is not None and bool(value.all())
 
-    def is_causal(self, mask: Any, where_zero: bool) -> bool:
-        """Say whether a mask is a constant that hides what comes later, and nothing else.
+    def band(self, mask: Any, where_zero: bool) -> Band | None:
+        """Return the band that a mask leaves, if it is a constant that hides what is outside of one, and nothing else.
+
+        Windows are known where Triton runs, whose attention skips what is outside of them. No other does.
 
         Args:
             where_zero: whether it hides where it is false.
         """
         if isinstance(mask, View) and not _is_as_it_comes(mask):
-            return False
+            return None
         value = self._value(mask)
-        if value is not None:
-            return value.ndim >= 2 and _is_triangle(value if where_zero else ~value)
         node = mask.tensor.node if isinstance(mask, View) and mask.tensor.computed is None else mask
-        return where_zero and isinstance(node, fx.Node) and self.node_hides_later(node)
+        if not isinstance(node, fx.Node):
+            return None
+        if value is not None:
+            band = _band_of(value if where_zero else ~value)
+        else:
+            band = self.band_of_node(node) if where_zero else None
+        return band if band and (band.is_causal(node.meta[EXAMPLE].shape[-1]) or _has_triton(node)) else None
 
-    def hides_later_and_keys(self, mask: Any) -> bool:
-        """Say whether a mask hides what comes later, some keys from all queries of a sequence, and nothing else.
+    def band_beside_keys(self, mask: Any) -> Band | None:
+        """Return the band that a mask leaves, if it hides that and some keys from all queries, and nothing else.
 
         So a decoder hides padding. It is boolean, and false where it hides. Nothing is said where Triton does not run:
         no kernel takes both there, so that two masks are a pass more than one.
         """
         if not isinstance(mask, View) or mask.tensor.computed is not None or not _is_as_it_comes(mask):
-            return False
+            return None
         node = mask.tensor.node
-        return (
-            node is not None
-            and self.node_hides_later_and_keys(node)
-            and device_runtime(node.meta[EXAMPLE].device).has_triton
-        )
+        return self.band_beside_keys_of_node(node) if node is not None and _has_triton(node) else None
 
-    def node_hides_later(self, node: fx.Node) -> bool:
-        """Say whether a node makes a mask that hides what comes later, and nothing else."""
-        return node in self._later or self._hides(node) == (True, [])
+    def band_of_node(self, node: fx.Node) -> Band | None:
+        """Return the band that a node leaves, if it makes a mask of which `band` knows one."""
+        if node in self._bands:
+            return self._bands[node]
+        band, others = self._hides(node)
+        return None if others else band
 
-    def node_hides_later_and_keys(self, node: fx.Node) -> bool:
-        """Say whether a node makes a mask of which `hides_later_and_keys` is true."""
-        if node in self._later_and_keys:
-            return True
-        hides_later, others = self._hides(node)
-        return hides_later and bool(others) and all(_is_of_keys(part) for part in others)
+    def band_beside_keys_of_node(self, node: fx.Node) -> Band | None:
+        """Return the band that a node leaves, if it makes a mask of which `band_beside_keys` knows one."""
+        if node in self._bands_and_keys:
+            return self._bands_and_keys[node]
+        band, others = self._hides(node)
+        return band if others and all(_is_of_keys(part) for part in others) else None
 
-    def _hides(self, node: fx.Node) -> tuple[bool, list[fx.Node]]:
-        """Say whether what is constant of a boolean mask hides what comes later and nothing else; and what is none.
+    def _hides(self, node: fx.Node) -> tuple[Band | None, list[fx.Node]]:
+        """Return the band that what is constant of a boolean mask leaves, if it leaves one; and what is no constant.
 
         It is worked out once: all layers ask of the same mask.
         """
@@ -87,28 +112,27 @@ class KnownMasks:
             self._found[node] = self._looked_at(node)
         return self._found[node]
 
-    def _looked_at(self, node: fx.Node) -> tuple[bool, list[fx.Node]]:
+    def _looked_at(self, node: fx.Node) -> tuple[Band | None, list[fx.Node]]:
         example = node.meta.get(EXAMPLE)
         if not isinstance(example, Tensor) or example.dtype != torch.bool or example.ndim < 2:
-            return False, []
+            return None, []
         joined, parts = _joined(node)
         if any(self._constants.is_changed(each) for each in (*joined, *parts)):
-            return False, []
-        compared = [part for part in parts if self._compares_places(part, example.shape[-2:])]
-        values = {part: self._constants.value(part) for part in parts if part not in compared}
+            return None, []
+        compared = {part: self._band_by_places(part, example.shape[-2:]) for part in parts}
+        values = {part: self._constants.value(part) for part in parts if compared[part] is None}
         constants = [value for value in values.values() if value is not None]
         others = [part for part, value in values.items() if value is None]
         if any(value.dtype != torch.bool for value in constants):
-            return False, others
-        if compared:
-            return all(bool(value.all()) for value in constants), others
-        if not constants:
-            return False, others
-        everything = constants[0].new_ones(example.shape[-2:])
-        return _is_triangle(reduce(torch.logical_and, constants, everything)), others
+            return None, others
+        bands: list[Band | None] = [band for band in compared.values() if band is not None]
+        if not all(bool(value.all()) for value in constants):
+            bands.append(_band_of(reduce(torch.logical_and, constants, constants[0].new_ones(example.shape[-2:]))))
+        found = [band for band in bands if band is not None]
+        return (reduce(Band.__and__, found) if found and len(found) == len(bands) else None), others
 
-    def _compares_places(self, node: fx.Node, shape: Sequence[int]) -> bool:
-        """Say whether a node is true where a key comes no later than its query, by their places alone.
+    def _band_by_places(self, node: fx.Node, shape: Sequence[int]) -> Band | None:
+        """Return the band in which a node is true, where it compares the places of keys and queries.
 
         So it is known of sequences for which the mask itself would be too large to compute here.
 
@@ -116,21 +140,37 @@ class KnownMasks:
             shape: queries and keys.
         """
         name, sides = name_of(node), [side for side in node.args[:2] if isinstance(side, fx.Node)]
-        if name not in ("le", "ge") or len(sides) != 2:
-            return False
-        keys, queries = (self._constants.value(side) for side in (sides if name == "le" else sides[::-1]))
-        if keys is None or queries is None or not keys.ndim or queries.ndim < 2:
-            return False
-        count = keys.numel()
-        if {count} != {*shape, queries.numel(), keys.shape[-1], queries.shape[-2]}:
-            return False
-        key, query = keys.flatten(), queries.flatten()
-        return bool((key <= query).all() and (query[:-1] < key[1:]).all())
+        if name not in _COMPARISONS or len(sides) != 2:
+            return None
+        one, other = (self._constants.value(side) for side in sides)
+        if one is None or other is None or not one.ndim or not other.ndim:
+            return None
+        small, large = (one, other) if name in ("le", "lt") else (other, one)
+        is_of_keys, count = [each.shape[-1] == each.numel() for each in (small, large)], small.numel()
+        if {count} != {*shape, large.numel()} or count == 1 or sorted(is_of_keys) != [False, True]:
+            return None
+        keys, queries = (small, large) if is_of_keys[0] else (large, small)
+        if queries.shape[-2] != count:
+            return None
+        key, query = keys.flatten(), queries.flatten().to(keys.dtype)
+        if not (key[:-1] < key[1:]).all():
+            return None
+        place, is_strict = torch.arange(count, device=key.device), name in ("lt", "gt")
+        if is_of_keys[0]:  # each query sees the first keys
+            seen = torch.searchsorted(key, query, right=not is_strict)
+            band = Band(count - 1, int(seen[0]) - 1)
+            fits = torch.equal(seen, (place + band.after + 1).clamp(max=count))
+        else:  # each query sees the last keys
+            first = torch.searchsorted(key, query, right=is_strict)
+            band = Band(count - 1 - int(first[-1]), count - 1)
+            fits = torch.equal(first, (place - band.before).clamp(min=0))
+        return band if fits and min(band.before, band.after) >= 0 else None
 
     def _value(self, mask: Any) -> Tensor | None:
         """Return where a mask that is a constant hides nothing, as the node has it that it comes from.
 
-        It is boolean, or additive and of 0 and -inf.
+        It is boolean, or additive and of 0 and -inf, or the lowest number, which hides as much beside a key that is
+        seen.
         """
         if isinstance(mask, View) and mask.tensor.computed is not None:
             return None
@@ -139,7 +179,9 @@ class KnownMasks:
         if value is None or value.dtype == torch.bool:
             return value
         shows = value == 0
-        return shows if value.is_floating_point() and bool((shows | (value == -torch.inf)).all()) else None
+        if not value.is_floating_point():
+            return None
+        return shows if bool((shows | (value <= torch.finfo(value.dtype).min)).all()) else None
 
 
 def _joined(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -175,9 +217,19 @@ def _is_of_keys(node: fx.Node) -> bool:
     return example.ndim == 1 or example.shape[-2] == 1
 
 
-def _is_triangle(shows: Tensor) -> bool:
-    rows, columns = shows.shape[-2:]
-    return bool(rows == columns and (shows == torch.ones_like(shows).tril()).all())
+def _band_of(shows: Tensor) -> Band | None:
+    """Return the band in which a tensor is true, and nowhere else, along its last two dimensions."""
+    if shows.ndim < 2 or shows.shape[-2] != shows.shape[-1] or not shows.numel():
+        return None
+    first = shows.reshape(-1, *shows.shape[-2:])[0]
+    band = Band(int(first[:, 0].sum()) - 1, int(first[0].sum()) - 1)
+    if min(band.before, band.after) < 0:
+        return None
+    return band if bool((shows == torch.ones_like(first).tril(band.after).triu(-band.before)).all()) else None
+
+
+def _has_triton(node: fx.Node) -> bool:
+    return device_runtime(node.meta[EXAMPLE].device).has_triton
 
 
 def _is_as_it_comes(view: View) -> bool:

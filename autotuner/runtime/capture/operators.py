@@ -357,7 +357,7 @@ def _attention(
         attn_mask = None
     if is_named(attn_mask, "bias where shown"):
         scores = biased_where_shown(reader, scores, *attn_mask.operands)
-    elif is_causal or (attn_mask is not None and reader.masks.is_causal(attn_mask, True)):
+    elif is_causal:
         scores = causal(reader, scores)
     elif attn_mask is not None:
         scores, sees = masked(reader, scores, plain(attn_mask, "an attention mask"))

@@ -3,7 +3,7 @@
 import logging
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from autotuner.runtime.capture.constants import STATELESS, Constants, is_pure
 from autotuner.runtime.capture.deferred import Calls, Deferred, check_example, is_named, is_value
 from autotuner.runtime.capture.fragment_rules import FragmentRules, is_factory
 from autotuner.runtime.capture.fragments import Fragments, autocast_outside
-from autotuner.runtime.capture.known_masks import KnownMasks
+from autotuner.runtime.capture.known_masks import Band, KnownMasks
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.packed import gather_bounds
 from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
@@ -45,13 +45,13 @@ class Called:
     Args:
         within: the contexts of autocast that the call is in.
         constants: values of inputs.
-        later, later_and_keys: inputs that are masks which hide what comes later; see `KnownMasks`.
+        bands, bands_and_keys: inputs that are masks which hide what is outside of a band; see `KnownMasks`.
     """
 
     within: tuple[fx.Node, ...] = ()
     constants: Mapping[fx.Node, Tensor] = field(default_factory=dict)
-    later: frozenset[fx.Node] = frozenset()
-    later_and_keys: frozenset[fx.Node] = frozenset()
+    bands: Mapping[fx.Node, Band] = field(default_factory=dict)
+    bands_and_keys: Mapping[fx.Node, Band] = field(default_factory=dict)
 
 
 NOT_CALLED = Called()
@@ -91,7 +91,7 @@ class GraphReading:
         self._contexts = Contexts(graph, called.within)
         self._mapped = mapped(graph)
         self._constants = Constants(self.order, self._is_changed, called.constants)
-        self._masks = KnownMasks(self._constants, called.later, called.later_and_keys)
+        self._masks = KnownMasks(self._constants, called.bands, called.bands_and_keys)
         self._reader = Reader(self._masks)
         self._read()
 
@@ -292,9 +292,14 @@ class GraphReading:
         return Called(
             within,
             constants,
-            frozenset(place for place, node in others.items() if self._masks.node_hides_later(node)),
-            frozenset(place for place, node in others.items() if self._masks.node_hides_later_and_keys(node)),
+            _known(self._masks.band_of_node, others),
+            _known(self._masks.band_beside_keys_of_node, others),
         )
+
+
+def _known(band: Callable[[fx.Node], Band | None], given: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, Band]:
+    found = ((place, band(node)) for place, node in given.items())
+    return {place: each for place, each in found if each is not None}
 
 
 def unknown_context(graph: fx.Graph) -> str:

@@ -3,14 +3,15 @@
 A program is cut where nothing but one tensor goes on. Pieces that repeat in the same order, as those of the layers of
 a transformer do, make one region each time. Where more of the flop is in the model's layers than in such regions, as
 where the first layer reads otherwise than the others, the program is cut as the layers are: each is one region. A piece
-that holds several layers, as where text and image flow through them side by side, is cut into these too.
+that holds several layers, as where text and image flow through them side by side, is cut into these too; so are pieces
+that repeat after several layers, as where every sixth sees all tokens and the others have a window.
 
 A region is worth tuning if it has three operators or more, and either holds an attention, or is one of several layers,
 or of several alike that have a share of the program's products: 5 % of their flop, all of them together.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -20,7 +21,17 @@ from autotuner.ir.kinds import KINDS, SOFTMAXES
 from autotuner.ir.records import Scalar
 from autotuner.runtime.capture.axes import Axis, whole
 from autotuner.runtime.capture.layers import by_layers, siblings_of
-from autotuner.runtime.capture.program import Operation, Taken, TensorValue, fixed_of, product_flop, source_of, taken_by
+from autotuner.runtime.capture.pieces import pieces_of
+from autotuner.runtime.capture.program import (
+    LayerCall,
+    Operation,
+    Taken,
+    TensorValue,
+    fixed_of,
+    product_flop,
+    source_of,
+    taken_by,
+)
 
 PERIOD_MAX = 16
 """Pieces that a repeating region has at most."""
@@ -30,8 +41,6 @@ SHARE_MIN = 0.05
 """Share of the flop of all products that regions without an attention have at least, all equal ones together."""
 LAYERS_SHARE = 0.9
 """A piece that repeats nowhere is cut into the layers that it holds if these have such a share of its flop."""
-READS_MAX = 6
-"""Nodes of one layer that read what flows into it, at most."""
 Groups = list[tuple[int, list[list[Operation]]]]
 """Groups of pieces of a program, each with the number of groups that are like it."""
 FAR_SHARE, FAR_MAX = 8, 4
@@ -124,11 +133,12 @@ def cuts_of(
     found: list[Cut] = []
     least = SHARE_MIN * _flop([operations])
     siblings = siblings_of(operations)
+    extents = Counter(operation.layers[:1] for operation in operations)
     for part in _connected(operations, uses):
         groups = _groups(part, uses)
         if all(number == 1 for number, _ in groups):
             groups = [(2, [part])] if is_unit else _as_one_layer(groups)
-        groups = [each for number, group in groups for each in _cut_into_layers(number, group, uses, siblings)]
+        groups = [each for n, group in groups for each in _cut_into_layers(n, group, uses, siblings, extents)]
         each_way = (_worth(groups, least), _worth(_layer_groups(part, uses, siblings), least))
         found += map(uses.cut, max(each_way, key=_flop))
     return sorted(found, key=lambda cut: cut.operations[0].place)
@@ -140,11 +150,21 @@ def _flop(cuts: Iterable[Iterable[Operation]]) -> int:
 
 
 def _cut_into_layers(
-    number: int, group: list[list[Operation]], uses: Uses, siblings: Mapping[tuple[str, str], int]
+    number: int,
+    group: list[list[Operation]],
+    uses: Uses,
+    siblings: Mapping[tuple[str, str], int],
+    extents: Mapping[tuple[LayerCall, ...], int],
 ) -> Groups:
-    """Return a group, or a group for each layer where it holds several and repeats nowhere."""
+    """Return a group, or a group for each layer where it holds several, in whole if it repeats.
+
+    Args:
+        number: of groups that are like it, itself among them.
+        extents: operators of each layer.
+    """
     operations = [*chain(*group)]
-    if number > 1 or len({operation.layers[:1] for operation in operations}) < 2:
+    held = Counter(operation.layers[:1] for operation in operations)
+    if len(held) < 2 or (number > 1 and any(layer and held[layer] < extents[layer] for layer in held)):
         return [(number, group)]
     layers = _layer_groups(operations, uses, siblings)
     repeated = [each for count, pieces in layers if count > 1 for each in pieces]
@@ -215,7 +235,7 @@ def _groups(operations: Sequence[Operation], uses: Uses) -> Groups:
     A tensor that is read over a long way may be what every layer looks at beside what flows through it.
     """
     found = [
-        _repeated(_pieces(operations, known), uses) for known in [set(), *({each} for each in _far_read(operations))]
+        _repeated(pieces_of(operations, known), uses) for known in [set(), *({each} for each in _far_read(operations))]
     ]
     return max(found, key=lambda groups: sum(len(piece) for number, group in groups if number > 1 for piece in group))
 
@@ -247,67 +267,6 @@ def _connected(operations: Sequence[Operation], uses: Uses) -> list[list[Operati
     order = {operation: place for place, operation in enumerate(operations)}
     distinct = {id(members): members for members in part.values()}
     return [sorted(members, key=order.__getitem__) for members in distinct.values()]
-
-
-def _pieces(operations: Sequence[Operation], known: AbstractSet[TensorValue] = frozenset()) -> list[list[Operation]]:
-    """Cut operators where one tensor goes on beside those that are known, between two nodes of the program."""
-    last: dict[TensorValue, int] = {}
-    for place, operation in enumerate(operations):
-        for operand in operation.inputs:
-            last[operand.view.tensor] = place
-    pieces: list[list[Operation]] = [[]]
-    learned = _of_parameters(operations)
-    flowing, memory = _flowing(operations) - known, _memory(operations) | known
-    alive: set[TensorValue] = set()
-    for place, operation in enumerate(operations):
-        pieces[-1].append(operation)
-        alive |= {operand.view.tensor for operand in operation.inputs if operand.view.tensor in flowing}
-        alive |= {tensor for tensor in operation.outputs if last.get(tensor, -1) > place}
-        alive = {tensor for tensor in alive if last[tensor] > place}
-        behind = operations[place + 1] if place + 1 < len(operations) else None
-        going_on = len(alive - memory) or (1 if alive else 0)
-        is_weight = alive <= learned  # as the scale of a norm, 1 + weight, that is computed before its input is read
-        if behind is not None and behind.place != operation.place and going_on == 1 and not is_weight:
-            pieces.append([])
-    return pieces
-
-
-def _of_parameters(operations: Iterable[Operation]) -> set[TensorValue]:
-    """Return tensors that operators make of parameters alone."""
-    found: set[TensorValue] = set()
-    for operation in operations:
-        tensors = [operand.view.tensor for operand in operation.inputs]
-        if tensors and all(tensor.parameter or tensor in found for tensor in tensors):
-            found.update(operation.outputs)
-    return found
-
-
-def _memory(operations: Sequence[Operation]) -> set[TensorValue]:
-    """Return tensors that operators make for all layers behind them, as the result of an encoder is for a decoder."""
-    places: dict[TensorValue, set[int]] = {}
-    for operation in operations:
-        for operand in operation.inputs:
-            if operand.view.tensor.made_by is not None:
-                places.setdefault(operand.view.tensor, set()).add(operation.place)
-    return {tensor for tensor, read_at in places.items() if len(read_at) > READS_MAX}
-
-
-def _flowing(operations: Sequence[Operation]) -> set[TensorValue]:
-    """Return tensors from outside that the first operators work on, as later ones do on what those have made.
-
-    Others are masks, position embeddings, the result of an encoder: read beside what flows on, or in every layer.
-    """
-    places: dict[TensorValue, set[int]] = {}
-    first = set()
-    inside = set(operations)
-    for operation in operations:
-        for number, operand in enumerate(operation.inputs):
-            tensor = source_of(operand.view.tensor)
-            if tensor.made_by not in inside and not tensor.parameter and operation.kind != "cast":
-                places.setdefault(tensor, set()).add(operation.place)
-                if number == 0:
-                    first.add(tensor)
-    return {tensor for tensor in first if len(places[tensor]) <= READS_MAX}
 
 
 def _repeated(pieces: Sequence[list[Operation]], uses: Uses) -> Groups:

@@ -1,5 +1,7 @@
 """Scores of attention: what models do to them before the softmax, as operators that kernels of attention know."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -8,21 +10,28 @@ from autotuner.ir.scores import Hidden, pieces_of, soft_cap
 from autotuner.runtime.capture.additive import additive
 from autotuner.runtime.capture.attention_masks import masks_of_attention
 from autotuner.runtime.capture.axes import UnknownError, extent, whole
-from autotuner.runtime.capture.program import Computed, TensorValue, View, source_of
+from autotuner.runtime.capture.known_masks import Band
+from autotuner.runtime.capture.program import Computed, Operation, TensorValue, View, source_of
 from autotuner.runtime.capture.program_text import written
 from autotuner.runtime.capture.reader import Reader, as_numbers, learned, memory
 
 
 def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = False) -> tuple[View, View | None]:
-    """Append the sum of scores and a mask, and return it, and which queries see a key; see `masks_of_attention`."""
+    """Append the sum of scores and a mask, and return it, and which queries see a key; see `masks_of_attention`.
+
+    None: all of them do, or nothing says so.
+    """
     if learned(mask):
         return reader.mapped("bias", scores, reader.united(scores.dims, reader.typed(mask))), None
+    band = _taken(scores, reader.masks.band(mask, True))
+    if band is not None:
+        return within(reader, scores, band), None
     queries = extent(whole(scores.dims[-2]))
     of_one_axis = all(len(whole(dim)) == 1 for dim in scores.dims[-2:])
-    but_later = of_one_axis and not written_out and reader.masks.hides_later_and_keys(mask)
-    added, sees = masks_of_attention(mask, queries, written_out=written_out, but_later=but_later)
+    beside = _taken(scores, reader.masks.band_beside_keys(mask)) if of_one_axis and not written_out else None
+    added, sees = masks_of_attention(mask, queries, written_out=written_out, in_band=beside is not None)
     scores = reader.mapped("mask", scores, reader.united(scores.dims, added))
-    return (causal(reader, scores) if but_later else scores), sees
+    return (scores if beside is None else within(reader, scores, beside)), sees
 
 
 def biased_where_shown(reader: Reader, scores: View, bias: View, shown: View, other: float) -> View:
@@ -40,38 +49,56 @@ def biased_where_shown(reader: Reader, scores: View, bias: View, shown: View, ot
         scores = reader.mapped("bias", scores, reader.united(scores.dims, reader.typed(bias)))
     if reader.masks.hides_nothing(shown):
         return scores
-    if reader.masks.is_causal(shown, True):
-        return causal(reader, scores)
+    band = _taken(scores, reader.masks.band(shown, True))
+    if band is not None:
+        return within(reader, scores, band)
     source = source_of(shown.tensor)
     mask = View(TensorValue(source.dims, "bool", source.node, computed=Computed(additive, (source,), ())), shown.dims)
     return reader.mapped("mask", scores, reader.united(scores.dims, mask))
 
 
 def causal(reader: Reader, scores: View) -> View:
-    """Append the hiding of what comes later.
+    """Append the hiding of what comes later; raises as `within`."""
+    return within(reader, scores, Band(extent(whole(scores.dims[-1])), 0))
+
+
+def within(reader: Reader, scores: View, band: Band) -> View:
+    """Append the hiding of what is outside of a band.
 
     Raises:
         UnknownError: queries and keys are not the same positions, of one axis each.
     """
     if extent(whole(scores.dims[-2])) != extent(whole(scores.dims[-1])):
-        raise UnknownError("a causal mask over other queries than keys")
+        raise UnknownError("a causal mask, or a window, over other queries than keys")
     queries, keys = (whole(dim) for dim in scores.dims[-2:])
     if len(queries) != 1 or len(keys) != 1:
-        raise UnknownError("a causal mask over positions of several axes")
-    return reader.mapped("causal_mask", scores, query_axis=queries[0], key_axis=keys[0])
+        raise UnknownError("a causal mask, or a window, over positions of several axes")
+    axes = {"query_axis": queries[0], "key_axis": keys[0]}
+    if band.is_causal(keys[0].extent):
+        return reader.mapped("causal_mask", scores, **axes)
+    return reader.mapped("window_mask", scores, **axes, before=band.before, after=band.after)
+
+
+def _taken(scores: View, band: Band | None) -> Band | None:
+    """Return a band, unless it is a window beside a bias, which no kernel of attention takes: it stays a mask."""
+    if band is None or band.is_causal(extent(whole(scores.dims[-1]))):
+        return band
+    return None if any(made.kind == "bias" for made in _behind_a_product(scores)) else band
 
 
 def with_mask(reader: Reader, scores: View) -> View:
     """Return scores by a mask where they are a sum with a buffer, or an input, that no gradient is wanted of.
 
     So models add what hides the windows of an image from each other behind a learned bias. The sum stays, as in
-    `in_pieces`. What a model computes is left as it is: whether that is learned cannot be told where nothing is.
+    `in_pieces`. What a model computes is left as it is: whether that is learned cannot be told where nothing is. But a
+    constant that hides what is outside of a band is known.
     """
     made = scores.tensor.made_by
     if made is None or made.kind != "bias" or scores.fixed:
         return scores
     before, given = (operand.view for operand in made.inputs)
-    if not _is_given(given) or not is_of_activations(before) or min(len(scores.dims), len(given.dims)) < 2:
+    is_known = _is_given(given) or (not given.fixed and not learned(given) and reader.masks.band(given, True))
+    if not is_known or not is_of_activations(before) or min(len(scores.dims), len(given.dims)) < 2:
         return scores
     mark = reader.mark()
     try:
@@ -91,12 +118,23 @@ def _is_given(addend: View) -> bool:
 
 def is_of_activations(scores: View) -> bool:
     """Say whether scores are a product of what two operators make, or come in, and not of a weight."""
-    made = scores.tensor.made_by
-    while made is not None and made.kind in ("scale", "bias", "mask", "causal_mask", "pointwise", "cast"):
-        made = made.inputs[0].view.tensor.made_by
+    *_, made = (None, *_behind_a_product(scores))
     if made is None or made.kind != "contraction":
         return False
     return not any(source_of(operand.view.tensor).parameter for operand in made.inputs)
+
+
+def _behind_a_product(scores: View) -> Iterator[Operation]:
+    """Yield what makes scores of a product, the last first, and what the first of these reads: that product, if any."""
+    made = scores.tensor.made_by
+    while made is not None:
+        yield made
+        if made.kind not in _ON_SCORES:
+            return
+        made = made.inputs[0].view.tensor.made_by
+
+
+_ON_SCORES = ("scale", "bias", "mask", "causal_mask", "window_mask", "pointwise", "cast")
 
 
 def in_pieces(reader: Reader, scores: View) -> View:
@@ -150,8 +188,9 @@ def _hidden(reader: Reader, scores: View, given: View, says: Hidden) -> View:
         raise UnknownError("what hides keys is no boolean tensor from outside")
     (source,) = numbers.of
     queries, keys = (whole(dim) for dim in scores.dims[-2:])
-    if reader.masks.is_causal(View(source, given.dims), says.where_zero) and len(queries) == len(keys) == 1:
-        return reader.mapped("causal_mask", scores, query_axis=queries[0], key_axis=keys[0])
+    band = _taken(scores, reader.masks.band(View(source, given.dims), says.where_zero))
+    if band is not None and len(queries) == len(keys) == 1:
+        return within(reader, scores, band)
     if not says.by_infinity:
         raise UnknownError("keys are hidden by a number")
     by = Computed(hiding, (source,), (says.where_zero,))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from autotuner.ir.graph import Graph, Operator
+from autotuner.ir.kinds import SOFTMAXES
 from autotuner.kernels.heads import HeadAxes, head_axes
 from autotuner.kernels.patterns import Attention, AttentionGrad
 from autotuner.kernels.rules.attention import ADDED
@@ -13,12 +14,12 @@ def attention_forward(graph: Graph, pattern: Attention) -> Iterator[tuple[tuple[
     """Yield scores, scale, a mask and dropout if the pattern has them, softmax and context; weights stay inside.
 
     Heads may share a key and its value, not one of both alone. Keys that a batch shares are left to kernels of the
-    single operators. A mask or a bias that is added to the scores is the last input. A mask of dropped weights is among
-    the outputs, for backward.
+    single operators. A mask or a bias that is added to the scores is behind these, and sinks are the last input. A mask
+    of dropped weights is among the outputs, for backward.
     """
     kinds = pattern.kinds
     for softmax in graph.operators:
-        if softmax.kind != "softmax" or len(softmax.outputs) != 2:
+        if softmax.kind not in SOFTMAXES or softmax.kind not in kinds or len(softmax.outputs) != 2:
             continue
         weights, log_sum_exp = softmax.outputs
         ahead = _dropping(graph, weights) if "dropout" in kinds else ()
@@ -31,7 +32,7 @@ def attention_forward(graph: Graph, pattern: Attention) -> Iterator[tuple[tuple[
             chain.insert(0, graph.producers[chain[0].inputs[0]])
         if tuple(o.kind for o in chain) == kinds and _head_wise(graph, chain) and _causal_of_queries(chain):
             added = (t for o in chain if o.kind in ADDED for t in o.inputs[1:])
-            inputs = (*chain[0].inputs, context.inputs[1], *added)
+            inputs = (*chain[0].inputs, context.inputs[1], *added, *softmax.inputs[1:])
             saved = any(o.phase == "backward" for o in graph.consumers[weights])
             masks = ahead[0].outputs if ahead else ()
             yield tuple(chain), (inputs, (context.outputs[0], log_sum_exp, *masks) if saved else context.outputs)
@@ -60,16 +61,20 @@ def _axes_of(chain: Sequence[Operator]) -> tuple[HeadAxes, HeadAxes] | None:
 def _head_wise(graph: Graph, chain: Sequence[Operator]) -> bool:
     """Tell whether attention runs over batch and heads, along the axis of keys, with values as wide as queries.
 
-    Scores are in the order of the log-sum-exp: batch, heads, rows. Heads that share a key follow each other.
+    Scores are in the order of the log-sum-exp: batch, heads, rows. Heads that share a key follow each other. Sinks are
+    one for each head.
     """
     axes = _axes_of(chain)
     if axes is None:
         return False
     first, second = axes
-    softmax = next(operator for operator in chain if operator.kind == "softmax")
+    softmax = next(operator for operator in chain if operator.kind in SOFTMAXES)
+    whole, *sinks = softmax.input_axes
+    begin = len(first.batch)
     (query, _), (out,) = chain[0].input_axes, chain[-1].output_axes
     return (
-        softmax.input_axes[0].index(str(softmax.attribute("axis"))) == len(first.weights) - 1
+        whole.index(str(softmax.attribute("axis"))) == len(first.weights) - 1
+        and all(own == whole[begin : begin + len(first.heads)] for own in sinks)
         and first.heads in query
         and second.heads in out
         and _extent(graph, chain[0], 0, first.features) == _extent(graph, chain[-1], 1, second.features)
@@ -81,8 +86,8 @@ def _extent(graph: Graph, operator: Operator, operand: int, axis: str) -> int:
 
 
 def _causal_of_queries(chain: Sequence[Operator]) -> bool:
-    """Tell whether a causal mask, where attention has one, hides keys (which the softmax runs along) from queries."""
-    mask = next((operator for operator in chain if operator.kind == "causal_mask"), None)
+    """Tell whether a causal mask or a window, where attention has one, hides keys, which the softmax runs along."""
+    mask = next((operator for operator in chain if operator.kind in ("causal_mask", "window_mask")), None)
     axes = _axes_of(chain)
     if mask is None or axes is None:
         return mask is None
@@ -95,15 +100,15 @@ def attention_grad(
 ) -> Iterator[tuple[tuple[Operator, ...], Boundary, tuple[Operator, ...]]]:
     """Yield the backward operators of the same attention, and the forward ones that make the weights again.
 
-    The forward output, the log-sum-exp, a mask of dropped weights and what is added to the scores are read, the weights
-    are not. The gradient of a bias is the last output.
+    The forward output, the log-sum-exp, a mask of dropped weights, what is added to the scores and sinks are read, the
+    weights are not. Gradients of a bias and of sinks are the last outputs.
     """
     for chain, (inputs, outputs) in attention_forward(graph, Attention(pattern.forward)):
         query, key, value, *added = inputs
         if len(outputs) == 1 or len({query, key, value}) < 3:
             continue
         *made_again, context = chain
-        softmax = next(o for o in chain if o.kind == "softmax")
+        softmax = next(o for o in chain if o.kind in SOFTMAXES)
         drawing = next((o for o in chain if o.kind == "dropout_mask"), None)
         again = [o for o in made_again if o is not drawing]
         weights, read = softmax.outputs[0], again[-1].outputs[0]
@@ -116,6 +121,7 @@ def attention_grad(
             continue
         of_scores = graph.consumers[grad_softmax.outputs[0]]
         grad_bias = [o for o in of_scores if o.kind == "bias_grad"] if "bias" in pattern.forward else []
+        grad_sinks = [o for o in graph.consumers[weights] if o.kind == "sink_grad"]
         grad_cap = [o for o in of_scores if o.kind == "pointwise_grad"] if "pointwise" in pattern.forward else []
         of_scaled = graph.consumers[grad_cap[0].outputs[0]] if grad_cap else of_scores
         grad_scale = [o for o in of_scaled if o.kind == "scale"] if "scale" in pattern.forward else []
@@ -127,11 +133,11 @@ def attention_grad(
             continue
         dropped = (grad_drop,) if grad_drop else ()
         inner = (grad_softmax, *grad_cap, *grad_scale)
-        members = (grad_weights, grad_value, *dropped, *inner, into_query, into_key, *grad_bias)
+        members = (grad_weights, grad_value, *dropped, *inner, into_query, into_key, *grad_bias, *grad_sinks)
         stays = all(_read_by(graph, each.outputs[0], members) for each in inner)
         if stays and sorted(o.kind for o in members) == sorted(pattern.kinds):
             gradient = next(t for t in grad_weights.inputs if t != value)
-            made = tuple(o.outputs[0] for o in (into_query, into_key, grad_value, *grad_bias))
+            made = tuple(o.outputs[0] for o in (into_query, into_key, grad_value, *grad_bias, *grad_sinks))
             read_again = (query, key, value, context.outputs[0], *outputs[1:], *added)
             yield members, ((gradient, *read_again), made), tuple(again)
 
