@@ -1,4 +1,4 @@
-"""Prints, as JSON, relative errors of grouped products by Triton programs that its interpreter runs on the CPU.
+"""Prints, as JSON, relative errors of grouped products, and of sums of rows, by Triton programs in its interpreter.
 
 `TRITON_INTERPRET=1` has to be set before Triton is imported. Rows behind the last group have to stay as they are.
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels.rules.in_place import TILES, Tile
+from autotuner.kernels.torch.added_rows import summed
 from autotuner.kernels.triton.grouped import multiply
 
 ROWS, INNER, COLUMNS = 200, 128, 72
@@ -45,6 +46,13 @@ def main() -> None:
             multiply(one.t(), rows, ENDS, matrices, tile)
             wanted = torch.stack([one[a:b].float().t() @ rows[a:b].float() for a, b in places])
             found[f"{tile} matrices {turned}"] = error(matrices, wanted)
+    for count, sums in ((150, 3), (40, 12)):  # in parts, and each at once; one sum is of nothing
+        values, numbers = torch.randn(count, COLUMNS).half(), torch.randint(0, sums, (count,))
+        ordered, order = numbers[numbers != 1].sort()
+        starts = torch.searchsorted(ordered, torch.arange(sums + 1), out_int32=True)
+        made = summed(values, torch.nonzero(numbers != 1).flatten()[order], starts, sums)
+        wanted = torch.stack([values[(numbers == row) & (numbers != 1)].float().sum(0) for row in range(sums)])
+        found[f"{sums} sums of rows"] = error(made, wanted)
     print(json.dumps(found))
 
 

@@ -485,7 +485,7 @@ def test_sinks_of_anything_but_heads_are_left_to_other_kernels() -> None:
     of_heads = adding("sinks", "", "bqnp")
     weigh = next(o for o in of_heads.operators if o.kind == "sink_softmax")
     of_batches = replace(weigh, spec=weigh.spec.replace(",n->", ",b->"))
-    tensors = of_heads.tensors | {"sinks": replace(of_heads.tensors["sinks"], axes="b")}
+    tensors = {**of_heads.tensors, "sinks": replace(of_heads.tensors["sinks"], axes="b")}
     changed = tuple(of_batches if o is weigh else o for o in of_heads.operators if o.phase == "forward")
     kinds = ("contraction", "sink_softmax", "contraction")
     assert len(forward_of(of_heads, kinds)) == 1

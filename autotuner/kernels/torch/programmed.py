@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autotuner.ir.programmed import Programmed, programmed
 from autotuner.ir.records import Call, Node
 from autotuner.kernels.geometry import letter_sides
+from autotuner.kernels.torch.added_rows import add_rows_in_order
 from autotuner.kernels.torch.programs import function_of, gradients
 
 Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
@@ -132,6 +133,7 @@ def _trace(node: Node, operands: Sequence[Tensor]) -> fx.GraphModule:
     with torch.no_grad(), torch.autograd.set_multithreading_enabled(False), mode:
         fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
         found = make_fx(lambda *each: PROGRAMMED[node.kind](node, each))(*fakes)
+    add_rows_in_order(found.graph)
     found.graph.eliminate_dead_code()
     found.recompile()
     return found

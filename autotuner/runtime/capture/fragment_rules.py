@@ -305,12 +305,22 @@ def _unlogged() -> Iterator[None]:
         torchs.disabled = before
 
 
+_PRODUCTS = (
+    "addbmm", "addmm", "addmv", "addr", "baddbmm", "bilinear", "bmm", "conv1d", "conv2d", "conv3d", "convolution",
+    "linear", "matmul", "mm", "mv",
+)  # fmt: skip
+"""Calls that take operands of one type. Without memory, some take several; so all products do in torch 2.11."""
+
+
 def cast_by_autocast(node: fx.Node) -> str | None:
     """Return to which type autocast casts a call's operands, "" where to none, and None where that is not known.
 
-    Its result says so: without autocast, it has another type.
+    Its result says so: without autocast, it has another type, or there is none.
     """
     wanted = node.meta["val"].dtype
+    given = {each.meta["val"].dtype for each in node.all_input_nodes if isinstance(each.meta.get("val"), Tensor)}
+    is_of_one_type = getattr(node.target, "_opname", "") in _PRODUCTS
+    is_mixed = is_of_one_type and len({each for each in given if each.is_floating_point}) > 1
 
     def found(cast_to: torch.dtype | None) -> Any:
         def operand(part: Any) -> Any:
@@ -323,7 +333,7 @@ def cast_by_autocast(node: fx.Node) -> str | None:
         with torch.autocast(device, enabled=False), torch.no_grad():
             return node.target(*args, **kwargs).dtype  # type: ignore[operator]
 
-    for cast_to in (None, wanted):
+    for cast_to in (wanted,) if is_mixed else (None, wanted):
         with suppress(Exception), _unlogged():  # whatever torch says of operands of several types
             if found(cast_to) == wanted:
                 return "" if cast_to is None else str(wanted).removeprefix("torch.")

@@ -164,12 +164,26 @@ def _cut_into_layers(
     """
     operations = [*chain(*group)]
     held = Counter(operation.layers[:1] for operation in operations)
-    if len(held) < 2 or (number > 1 and any(layer and held[layer] < extents[layer] for layer in held)):
+    if len(held) < 2 or (number > 1 and not _is_of_whole_layers(held, extents)):
         return [(number, group)]
     layers = _layer_groups(operations, uses, siblings)
     repeated = [each for count, pieces in layers if count > 1 for each in pieces]
     enough = len(repeated) > 1 and _flop(repeated) >= LAYERS_SHARE * _flop(group)
     return layers if enough else [(number, group)]
+
+
+def _is_of_whole_layers(
+    held: Mapping[tuple[LayerCall, ...], int], extents: Mapping[tuple[LayerCall, ...], int]
+) -> bool:
+    """Say whether operators are those of several layers that are alike, none of which has others.
+
+    Args:
+        held: how many there are of each layer, and of none.
+        extents: how many each has.
+    """
+    layers = [layer for layer in held if layer]
+    alike = {layer.kin for (layer,) in layers}
+    return len(layers) > 1 and len(alike) == 1 and all(held[layer] == extents[layer] for layer in layers)
 
 
 def _layer_groups(operations: Sequence[Operation], uses: Uses, siblings: Mapping[tuple[str, str], int]) -> Groups:

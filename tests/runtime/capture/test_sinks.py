@@ -164,7 +164,7 @@ def test_kernels_of_sets_with_sinks_equal_the_reference_in_16_bits() -> None:
 
 def test_a_model_of_transformers_has_them() -> None:
     config = transformers.GptOssConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=32, hidden_size=32, intermediate_size=16, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=4,
         max_position_embeddings=16, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     )  # fmt: skip
