@@ -5,6 +5,7 @@ test compiles what another one has compiled, and none finds what an earlier run 
 """
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -54,6 +55,19 @@ IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 """The workers of a run have the home of the process that started them."""
 
 HOME = os.environ["HOME"] if IS_WORKER else move_to_an_empty_home()
+
+
+class Unheard(logging.Logger):
+    """A logger without handlers: pytest gives its own to each logger that does not propagate."""
+
+    def addHandler(self, hdlr: logging.Handler) -> None:
+        """Leave the handler out."""
+
+
+# torch writes down all that it compiles, for a logger that has a handler: a twelfth of the time of a compilation.
+logging.setLoggerClass(Unheard)
+logging.getLogger("torch.__trace")
+logging.setLoggerClass(logging.Logger)
 
 from hypothesis import HealthCheck, settings  # noqa: E402
 
