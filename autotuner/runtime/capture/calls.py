@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from math import prod
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils import _pytree as pytree
@@ -19,6 +21,13 @@ from autotuner.runtime.capture.layers import bare_path
 log = logging.getLogger("autotuner.capture")
 
 EXAMPLE = "example_value"
+NUMBERS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""Types of constants whose text says all of them."""
+OF_PYTHON = ("_operator", "builtins")
+MOST = 4096
+"""Calls whose flop a process keeps."""
+
+_shared: dict[Any, int] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,22 +98,30 @@ class _Counting:
         tensors = [each for example in examples for each in pytree.tree_leaves(example) if isinstance(each, Tensor)]
         if not any(tensor.is_floating_point() for tensor in tensors):
             return 0
-        shapes = [(tuple(map(_size, each.shape)), each.dtype, each.stride()) for each in tensors]
+        shapes = [(tuple(map(_size, each.shape)), each.dtype, each.stride(), each.device) for each in tensors]
         flat, tree = pytree.tree_flatten((node.args, node.kwargs), is_leaf=is_node)
         constants = [None if is_node(part) else part for part in flat]
         key = repr((node.op, str(node.target), shapes, constants, tree))
         if key not in self._known:
-            self._known[key] = self._counted(node)
+            plain = all(type(each) is FakeTensor for each in tensors) and all(map(is_number, constants))
+            shared_key = (node.target, key) if plain and is_torchs(node) else None
+            found = _shared.get(shared_key)
+            if found is None:
+                found = self._counted(node)
+                if found is not None and shared_key is not None and len(_shared) < MOST:
+                    _shared[shared_key] = found
+            self._known[key] = found or 0
         return self._known[key]
 
-    def _counted(self, node: fx.Node) -> int:
+    def _counted(self, node: fx.Node) -> int | None:
+        """Return the flop of a call, or None where it cannot be called by itself."""
         if node.target is functional.scaled_dot_product_attention:
             return _attention_flop(*_shapes_of_attention(node))
         before = self._counter.get_total_flops()
         try:
             run_on_examples(node)
-        except Exception:  # whatever cannot be called by itself
-            return 0
+        except Exception:
+            return None
         return _size(self._counter.get_total_flops() - before)
 
 
@@ -166,6 +183,24 @@ def _copy(part: Any) -> Any:
 def is_node(part: Any) -> bool:
     """Say whether a part of a call's arguments is a node of the graph."""
     return isinstance(part, fx.Node)
+
+
+def is_torchs(node: fx.Node) -> bool:
+    """Say whether a node calls a function of torch or Python, whose calls of ATen follow from its operands."""
+    if node.op == "call_method":
+        return True
+    if isinstance(node.target, OpOverload):
+        return node.target.namespace == "aten"
+    module = getattr(node.target, "__module__", None) or ""
+    is_function = isinstance(node.target, FunctionType | BuiltinFunctionType)
+    return is_function and (module.partition(".")[0] == "torch" or module in OF_PYTHON)
+
+
+def is_number(constant: Any) -> bool:
+    """Say whether the text of a constant says all of it."""
+    if isinstance(constant, slice):
+        return all(map(is_number, (constant.start, constant.stop, constant.step)))
+    return constant is Ellipsis or type(constant) in NUMBERS
 
 
 def _size(extent: Any) -> int:

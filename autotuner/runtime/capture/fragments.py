@@ -4,23 +4,18 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import Lock
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from autotuner.runtime.capture.calls import EXAMPLE, is_node
+from autotuner.runtime.capture.calls import EXAMPLE, NUMBERS, is_node, is_number, is_torchs
 
 MOST = 2048
 """Fragments that a process keeps; one takes some 20 kB."""
-NUMBERS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Types of constants whose text says all of them."""
-OF_PYTHON = ("_operator", "builtins")
 
 _shared: OrderedDict[Any, fx.GraphModule] = OrderedDict()
 _lock = Lock()
@@ -50,7 +45,7 @@ class Fragments:
         key = repr((str(node.target), node.op, contexts, numbered, constants, tree, given_as, same))
         if key in self._own:
             return self._own[key]
-        shares = _is_torchs(node) and all(map(_is_plain, examples)) and all(map(_is_number, constants))
+        shares = is_torchs(node) and all(map(_is_plain, examples)) and all(map(is_number, constants))
         shared_key = (node.target, key, _state())
         found = _kept(shared_key) if shares else None
         if found is None:
@@ -108,17 +103,6 @@ def _example_like(example: Tensor) -> Tensor:
         return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device)
 
 
-def _is_torchs(node: fx.Node) -> bool:
-    """Say whether a node calls a function of torch or Python, whose calls of ATen follow from its operands."""
-    if node.op == "call_method":
-        return True
-    if isinstance(node.target, OpOverload):
-        return node.target.namespace == "aten"
-    module = getattr(node.target, "__module__", None) or ""
-    is_function = isinstance(node.target, FunctionType | BuiltinFunctionType)
-    return is_function and (module.partition(".")[0] == "torch" or module in OF_PYTHON)
-
-
 def _is_plain(example: Any) -> bool:
     return (
         type(example) is FakeTensor
@@ -126,12 +110,6 @@ def _is_plain(example: Any) -> bool:
         and all(type(number) is int for number in (*example.shape, *example.stride()))
         and not (example.is_conj() or example.is_neg() or example.is_quantized)
     )
-
-
-def _is_number(constant: Any) -> bool:
-    if isinstance(constant, slice):
-        return all(map(_is_number, (constant.start, constant.stop, constant.step)))
-    return constant is Ellipsis or type(constant) in NUMBERS
 
 
 def autocast_outside() -> list[tuple[str, torch.dtype]]:

@@ -14,7 +14,7 @@ from autotuner.errors import InputError
 from autotuner.ir.models import Model
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import memory
-from autotuner.runtime.capture.calls import calls_of
+from autotuner.runtime.capture.calls import calls_of, run_on_examples
 from autotuner.runtime.capture.module_costs import common_module
 from autotuner.runtime.coverage import Coverage, LeftOut, percent
 from autotuner.runtime.step_times import StepShare
@@ -309,12 +309,34 @@ def test_attention_of_a_tensor_with_itself_or_of_tensors_by_name_is_counted() ->
     assert counted == [2 * 2 * (2 * 3 * 5 * 5 * 4) * 2]
 
 
+def test_equal_calls_of_other_graphs_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    counted: list[int] = []
+
+    def noting(node: torch.fx.Node) -> None:
+        ran.append(node.name)
+        run_on_examples(node)
+
+    def look(module: torch.fx.GraphModule, _: object) -> object:
+        counted.append(sum(call.flop for call in calls_of(module.graph)))
+        return module.forward
+
+    monkeypatch.setattr("autotuner.runtime.capture.calls._shared", {})
+    monkeypatch.setattr("autotuner.runtime.capture.calls.run_on_examples", noting)
+    for rows in (2, 2, 3):
+        torch._dynamo.reset()
+        torch.compile(lambda x: x @ x.T, backend=look, dynamic=False)(torch.randn(rows, 5))
+    assert counted == [2 * 2 * 2 * 5, 2 * 2 * 2 * 5, 2 * 3 * 3 * 5]
+    assert len([name for name in ran if "matmul" in name]) == 2
+
+
 @pytest.mark.slow
 def test_a_call_whose_flop_cannot_be_counted_ends_no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> int:
         raise ValueError("no strides")
 
     monkeypatch.setattr("autotuner.runtime.capture.calls._Counting._counted", fails)
+    monkeypatch.setattr("autotuner.runtime.capture.calls._shared", {})
     model = Layered(unknown=False)
     compiled(model)
     assert autotuner.summary(model).coverage.flop == 0

@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from autotuner.runtime.capture import fragments
+from autotuner.runtime.capture.calls import is_number
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
 
 
@@ -68,9 +69,9 @@ def test_a_constant_whose_text_does_not_say_all_of_it_is_not_shared() -> None:
     class Named(float):
         pass
 
-    assert fragments._is_number(slice(None, 3))
-    assert not fragments._is_number(Named(1.0))
-    assert not fragments._is_number(slice(torch.ones(1), 3))
+    assert is_number(slice(None, 3))
+    assert not is_number(Named(1.0))
+    assert not is_number(slice(torch.ones(1), 3))
 
 
 class Gated(nn.Module):
