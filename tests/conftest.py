@@ -69,9 +69,11 @@ logging.setLoggerClass(Unheard)
 logging.getLogger("torch.__trace")
 logging.setLoggerClass(logging.Logger)
 
+from _pytest.runner import pytest_runtest_protocol as run  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.postgresql import NoServerError, server  # noqa: E402
+from tests.stack import in_one_piece  # noqa: E402
 
 # A busy machine takes as long as it likes for an example, and for drawing it.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -121,6 +123,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not cuda_is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Run a test as pytest does, with memory for its frames in one piece."""
+    return in_one_piece(run, item, nextitem)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.spawn import start_processes
 
+from tests.stack import in_one_piece
+
 IMPORTED = [
     "tests.processes", "torch._inductor.compile_fx", "torch.distributed.fsdp", "transformers", "autotuner.runtime",
 ]  # fmt: skip
@@ -32,4 +34,4 @@ def spawn(run: Callable[..., None], arguments: tuple[Any, ...], count: int, *, j
 def _run(rank: int, run: Callable[..., None], environment: dict[str, str], *arguments: Any) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    run(rank, *arguments)
+    in_one_piece(run, rank, *arguments)

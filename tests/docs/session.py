@@ -29,6 +29,7 @@ from urllib.request import urlopen
 from tests.docs.blocks import PLAIN, ROOT, Block, blocks
 from tests.docs.clone import HOSTS
 from tests.docs.not_run import NOT_RUN
+from tests.stack import in_one_piece
 
 FOLDER = Path.cwd()
 START_S = 120.0
@@ -257,7 +258,7 @@ def main() -> None:
             beside.enter_context(database_server())
         reader = Reader(path)
         try:
-            reader.read()
+            in_one_piece(reader.read)
         finally:
             reader.close()
 

@@ -15,9 +15,10 @@ RUN = """
 import runpy, sys, autotuner_stand_ins
 from autotuner.server.worker.attending import tune_attended
 from tests.made_up import UNEXPLAINED
+from tests.stack import in_one_piece
 tune_attended.__kwdefaults__["policy"] = UNEXPLAINED  # nobody reads why a plan is not better
 sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+in_one_piece(runpy.run_path, sys.argv[0], run_name="__main__")
 """
 
 
