@@ -19,11 +19,14 @@ def both_ways(model: Any, batches: Iterable[Any], device_type: str) -> Iterator[
     """Return batches, and each of them once more for a call without a cache where that makes another region.
 
     `Trainer` and `training_step` call a model so, loops of one's own as it is. Under autocast, keys and values that are
-    returned are not what attention reads: that is cast. Otherwise a region shows them, and is the same.
+    returned are not what attention reads: that is cast. An encoder with a decoder copies its configuration for a cache
+    of two parts, where dynamo of torch 2.11 cuts the graph. Otherwise a region shows them, and is the same.
     """
+    config = getattr(getattr(model, "_orig_mod", model), "config", None)
+    differs = torch.is_autocast_enabled(device_type) or getattr(config, "is_encoder_decoder", False) is True
     for batch in batches:
         yield batch
-        told = without_cache(model) if isinstance(batch, Mapping) and torch.is_autocast_enabled(device_type) else {}
+        told = without_cache(model) if isinstance(batch, Mapping) and differs else {}
         if told and "use_cache" not in batch:
             yield {**batch, **told}
 

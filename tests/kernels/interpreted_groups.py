@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autotuner.kernels.rules.in_place import TILES, Tile
-from autotuner.kernels.torch.added_rows import summed
+from autotuner.kernels.triton.added_rows import summed
 from autotuner.kernels.triton.grouped import multiply
 
 ROWS, INNER, COLUMNS = 200, 128, 72

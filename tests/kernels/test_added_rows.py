@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotuner.kernels.torch.added_rows import add_rows_in_order, added_rows
 from autotuner.kernels.torch.programs import gradients
+from autotuner.kernels.triton.added_rows import add_rows_in_order, added_rows
 
 ROWS, COLUMNS = 16, 128
 INDEX = torch.tensor([3] * 40 + [-1] * 30 + [0, 5] * 15)

@@ -16,7 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autotuner.ir.programmed import Programmed, programmed
 from autotuner.ir.records import Call, Node
 from autotuner.kernels.geometry import letter_sides
-from autotuner.kernels.torch.added_rows import add_rows_in_order
 from autotuner.kernels.torch.programs import function_of, gradients
 
 Function = Callable[[Node, Sequence[Tensor]], tuple[Tensor, ...]]
@@ -93,13 +92,19 @@ PROGRAMMED: Mapping[str, Function] = {
 """Functions that operators compute, by kind."""
 
 
-def traced(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], Any]:
-    """Run one operator's calls, and copy the results into the outputs, in whatever order they lie."""
+def traced(
+    call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor], rewrite: Callable[[fx.Graph], None] | None = None
+) -> Callable[[], Any]:
+    """Run one operator's calls, and copy the results into the outputs, in whatever order they lie.
+
+    Args:
+        rewrite: changes the graph of what is called, once; always the same for a kernel.
+    """
     (node,) = call.subgraph.nodes
     by_number = dict(zip(call.subgraph.inputs, inputs, strict=True))
     made = dict(zip(call.subgraph.outputs, outputs, strict=True))
     operands = [by_number[number] for number in node.inputs]
-    steps = _steps(call, operands)
+    steps = _steps(call, operands, rewrite)
     targets = [(place, made[number]) for place, number in enumerate(node.outputs) if number in made]
 
     def run() -> None:
@@ -113,7 +118,7 @@ def traced(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> C
 _TRACED: dict[tuple[str, torch.device], fx.GraphModule] = {}
 
 
-def _steps(call: Call, operands: Sequence[Tensor]) -> fx.GraphModule:
+def _steps(call: Call, operands: Sequence[Tensor], rewrite: Callable[[fx.Graph], None] | None = None) -> fx.GraphModule:
     """Return the traced calls; they are traced once for each call key and process.
 
     They are traced in a thread of their own: a kernel may be built while compiled code runs an operator, and there
@@ -124,16 +129,17 @@ def _steps(call: Call, operands: Sequence[Tensor]) -> fx.GraphModule:
     key, (node,) = (call.key, operands[0].device), call.subgraph.nodes
     if key not in _TRACED:
         with ThreadPoolExecutor(max_workers=1) as thread:
-            _TRACED[key] = thread.submit(_trace, node, operands).result()
+            _TRACED[key] = thread.submit(_trace, node, operands, rewrite).result()
     return _TRACED[key]
 
 
-def _trace(node: Node, operands: Sequence[Tensor]) -> fx.GraphModule:
+def _trace(node: Node, operands: Sequence[Tensor], rewrite: Callable[[fx.Graph], None] | None) -> fx.GraphModule:
     mode = FakeTensorMode()
     with torch.no_grad(), torch.autograd.set_multithreading_enabled(False), mode:
         fakes = [mode.from_tensor(tensor, static_shapes=True) for tensor in operands]
         found = make_fx(lambda *each: PROGRAMMED[node.kind](node, each))(*fakes)
-    add_rows_in_order(found.graph)
+    if rewrite is not None:
+        rewrite(found.graph)
     found.graph.eliminate_dead_code()
     found.recompile()
     return found

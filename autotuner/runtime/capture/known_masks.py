@@ -89,6 +89,19 @@ class KnownMasks:
         node = mask.tensor.node
         return self.band_beside_keys_of_node(node) if node is not None and _has_triton(node) else None
 
+    def condition(self, mask: Any) -> fx.Node | None:
+        """Return the boolean tensor of the same shape by which a mask is 0, where it is true, or the lowest number."""
+        node = mask.tensor.node if isinstance(mask, View) and mask.tensor.computed is None else None
+        if node is None or name_of(node) != "where" or len(node.args) != 3 or self._constants.is_changed(node):
+            return None
+        shown, zero, lowest = node.args
+        example, made = (each.meta.get(EXAMPLE) if isinstance(each, fx.Node) else None for each in (shown, node))
+        if not isinstance(shown, fx.Node) or not isinstance(example, Tensor) or not isinstance(made, Tensor):
+            return None
+        is_zero = (self._constants.number(zero) if isinstance(zero, fx.Node) else zero) == 0
+        is_alike = example.dtype == torch.bool and example.shape == made.shape and made.is_floating_point()
+        return shown if is_alike and is_zero and lowest == torch.finfo(made.dtype).min else None
+
     def band_of_node(self, node: fx.Node) -> Band | None:
         """Return the band that a node leaves, if it makes a mask of which `band` knows one."""
         if node in self._bands:

@@ -289,7 +289,7 @@ def _softmax_call(reader: Reader, x: Any, dim: int, dtype: torch.dtype | None = 
 
 def softmax(reader: Reader, x: View, dim: int, sinks: View | None = None) -> View:
     """Append a softmax along one dimension; kernels compute it in float32 whatever the type."""
-    x = reader.typed(with_mask(reader, in_pieces(reader, x)))
+    x = reader.typed(with_mask(reader, in_pieces(reader, x), beside_sinks=sinks is not None))
     place = dim % len(x.dims)
     axes = whole(x.dims[place])
     if len(axes) != 1:

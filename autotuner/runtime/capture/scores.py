@@ -86,27 +86,43 @@ def _taken(scores: View, band: Band | None) -> Band | None:
     return None if any(made.kind == "bias" for made in _behind_a_product(scores)) else band
 
 
-def with_mask(reader: Reader, scores: View) -> View:
+def with_mask(reader: Reader, scores: View, *, beside_sinks: bool = False) -> View:
     """Return scores by a mask where they are a sum with a buffer, or an input, that no gradient is wanted of.
 
     So models add what hides the windows of an image from each other behind a learned bias. The sum stays, as in
     `in_pieces`. What a model computes is left as it is: whether that is learned cannot be told where nothing is. But a
     constant that hides what is outside of a band is known.
+
+    Args:
+        beside_sinks: a query that sees no key weighs none. So what hides keys by the lowest number hides them as well
+            as any other.
     """
     made = scores.tensor.made_by
     if made is None or made.kind != "bias" or scores.fixed:
         return scores
     before, given = (operand.view for operand in made.inputs)
-    is_known = _is_given(given) or (not given.fixed and not learned(given) and reader.masks.band(given, True))
+    shown = _shown_in_a_band(reader, given) if beside_sinks else None
+    is_known = (
+        shown is not None
+        or _is_given(given)
+        or (not given.fixed and not learned(given) and reader.masks.band(given, True))
+    )
     if not is_known or not is_of_activations(before) or min(len(scores.dims), len(given.dims)) < 2:
         return scores
     mark = reader.mark()
     try:
-        found, _ = masked(reader, before, given, written_out=True)
+        found, _ = masked(reader, before, given if shown is None else shown, written_out=shown is None)
     except UnknownError:
         reader.take_back(mark)
         return scores
     return View(found.tensor, scores.dims)
+
+
+def _shown_in_a_band(reader: Reader, mask: View) -> View | None:
+    """Return where a mask is 0, if it is the lowest number elsewhere: outside of a band, and where it hides keys."""
+    node = reader.masks.condition(mask)
+    shown = View(TensorValue(mask.tensor.dims, "bool", node), mask.dims, mask.fixed) if node is not None else None
+    return shown if shown is not None and reader.masks.band_beside_keys(shown) is not None else None
 
 
 def _is_given(addend: View) -> bool:

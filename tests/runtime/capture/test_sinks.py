@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from autotuner.api.survey import region_calls
 from autotuner.ir.autodiff import training_graph
+from autotuner.runtime.devices import device_runtime
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import faults
 from tests.kernels.test_program_kernels import declared
@@ -80,7 +82,7 @@ class Layer(nn.Module):
         return found
 
 
-def kinds(model: nn.Module, x: Tensor) -> list[list[str]]:
+def kinds(model: nn.Module, x: Tensor | dict[str, Tensor]) -> list[list[str]]:
     """Return the kinds of operators of each region."""
     found = region_calls(model, [x]).models.values()
     return [[operator.kind for operator in each.graph().operators] for each in found]
@@ -162,14 +164,40 @@ def test_kernels_of_sets_with_sinks_equal_the_reference_in_16_bits() -> None:
     assert faults(calls) == {}
 
 
-def test_a_model_of_transformers_has_them() -> None:
+def gpt_oss() -> transformers.GptOssForCausalLM:
+    torch.manual_seed(0)
     config = transformers.GptOssConfig(
         vocab_size=32, hidden_size=32, intermediate_size=16, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=4,
         max_position_embeddings=16, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     )  # fmt: skip
+    return transformers.GptOssForCausalLM(config).train()
+
+
+def test_a_model_of_transformers_has_them() -> None:
     ids = torch.randint(0, 32, (2, 8))
-    found = region_calls(transformers.GptOssForCausalLM(config).train(), [{"input_ids": ids}]).models.values()
-    of_kinds = [[operator.kind for operator in each.graph().operators] for each in found]
-    assert [each.count("sink_softmax") for each in of_kinds] == [1] * len(of_kinds)
-    assert of_kinds
+    of_kinds = kinds(gpt_oss(), {"input_ids": ids})
+    assert [each.count("sink_softmax") for each in of_kinds] == [1, 1]
+
+
+@pytest.mark.parametrize("padded_first", [False, True])
+def test_padding_is_a_mask_of_keys_and_a_query_that_sees_none_weighs_none(
+    padded_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers adds the lowest number to scores, also to all of a query: without sinks, all keys would count."""
+    monkeypatch.setattr(type(device_runtime(torch.device("cpu"))), "has_triton", True)
+    model, ids = gpt_oss().double(), torch.randint(0, 32, (2, 8))
+    model.set_experts_implementation("batched_mm")  # others multiply no experts in float64
+    mask = (torch.arange(8) < torch.tensor([[8], [5]])).long()
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": mask.flip(1) if padded_first else mask}
+
+    def loss(called: Callable[..., Any]) -> Tensor:
+        found: Tensor = called(**batch).loss
+        return found
+
+    expected = gradients(model, loss)
+    tuned = Compilation(model)
+    assert_equal(gradients(model, loss, tuned.model), expected, 1e-12)
+    assert sum(graph.tuned_places for graph in tuned.compiled) == 4
+    masks = [[kind for kind in each if kind.endswith("mask")] for each in kinds(model, batch)]
+    assert masks == [["mask", "window_mask"], ["mask", "causal_mask"]]
