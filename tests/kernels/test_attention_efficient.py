@@ -122,13 +122,14 @@ def test_every_call_equals_the_reference_if_the_library_does(kernel: str, kind: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("library")
-def test_a_mask_of_keys_goes_with_a_causal_one() -> None:
-    graph = adding("mask+causal_mask", "bk", "bqnp", length=24)
+@pytest.mark.parametrize("kinds", ["mask+causal_mask", "mask+window_mask", "window_mask"])
+def test_a_mask_of_keys_goes_with_a_causal_one_and_a_window(kinds: str) -> None:
+    graph = adding(kinds, "bk" if "+" in kinds else "", "bqnp", length=24)
     wide = {name: replace(tensor, dtype="float32") for name, tensor in graph.tensors.items()}  # as the stand-in is
     space = build_space(replace(graph, tensors=wide), space_file("cuda"))
     found = [call for call in space.calls.values() if call.candidate.kernel in (FORWARD, BACKWARD)]
     assert {call.candidate.kernel for call in found} == {FORWARD, BACKWARD}
-    assert all({"mask", "causal_mask"} <= {*call.subgraph.kinds} for call in found)
+    assert all({*kinds.split("+")} <= {*call.subgraph.kinds} for call in found)
     assert faults(found) == {}
 
 

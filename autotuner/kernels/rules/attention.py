@@ -348,8 +348,16 @@ def _library(storage: str) -> Callable[..., Kernel]:
 
 _flash, _cudnn, _efficient = _library("flash"), _library("cudnn"), _library("efficient")
 _UNMASKED = variants(FORWARD, CAUSAL_FORWARD)
-_ADDING = variants(FORWARD, CAUSAL_FORWARD, MASKED_FORWARD, MASKED_CAUSAL_FORWARD, BIASED_FORWARD)
-"""With a mask or a bias that is added to the scores, which backward reads again."""
+_ADDING = variants(
+    FORWARD,
+    CAUSAL_FORWARD,
+    MASKED_FORWARD,
+    MASKED_CAUSAL_FORWARD,
+    BIASED_FORWARD,
+    WINDOW_FORWARD,
+    MASKED_WINDOW_FORWARD,
+)
+"""With a mask or a bias that is added to the scores, which backward reads again, and with a window, which is one."""
 
 KERNELS.add(
     _plain("torch_flash_attention", FORWARD, f"{_IMPLEMENTATION}:forward",

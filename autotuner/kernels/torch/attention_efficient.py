@@ -12,17 +12,19 @@ Source:
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autotuner.ir.records import Call
+from autotuner.ir.records import Call, Subgraph
 from autotuner.kernels.rules.attention import dropped_share
 from autotuner.kernels.torch.attention import (
     added,
     backward_operands,
     backward_outputs,
+    band,
     bias_gradient,
     causal,
     factor,
@@ -30,6 +32,8 @@ from autotuner.kernels.torch.attention import (
     forward_output,
 )
 
+ALIGNED = 16
+"""Elements that a row of what is added has, or a multiple."""
 Run = Callable[[], Any]
 aten = torch.ops.aten
 
@@ -42,11 +46,12 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     subgraph = call.subgraph
     query, key, value = forward_operands(subgraph, inputs)
     into = forward_output(subgraph, outputs[0])
-    addend = added(subgraph, inputs, query, key)
+    addend, prepare = _windowed(subgraph, added(subgraph, inputs, query, key), query, key)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
     saves, rows = len(outputs) > 1, query.shape[2]
 
     def run() -> None:
+        prepare()
         out, log_sum_exp, seed, offset = aten._scaled_dot_product_efficient_attention(
             query, key, value, addend, saves, dropped, is_causal, scale=scale
         )
@@ -64,13 +69,15 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     is added to the scores. The library's gradient of a bias is as large as the scores, and is summed behind it."""
     subgraph = call.subgraph
     grad, query, key, value, out = backward_operands(subgraph, inputs)
-    addend, into_bias = added(subgraph, inputs, query, key), bias_gradient(subgraph, outputs, query, key)
+    addend, prepare = _windowed(subgraph, added(subgraph, inputs, query, key), query, key)
+    into_bias = bias_gradient(subgraph, outputs, query, key)
     into = backward_outputs(subgraph, outputs)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
     state = inputs[6] if dropped else torch.zeros(2, dtype=torch.int64)
     missing = -query.shape[2] % LOG_SUM_EXP_ROWS
 
     def run() -> None:
+        prepare()
         padded = torch.nn.functional.pad(inputs[5], (0, missing), value=float("inf")) if missing else inputs[5]
         seed, offset = _readable(state)
         made = aten._scaled_dot_product_efficient_attention_backward(
@@ -82,6 +89,28 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
             _sum_into(made[3], into_bias)
 
     return run
+
+
+def _windowed(
+    subgraph: Subgraph, addend: Tensor | None, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, Callable[[], Any]]:
+    """Return what is added to the scores, with what hides keys outside of a window, and what makes their sum anew."""
+    window = band(subgraph)
+    if window is None:
+        return addend, _nothing
+    shown = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    shown = shown.tril_(window[1]).triu_(-window[0])
+    given = None if addend is None else addend[tuple(slice(1 if step == 0 else None) for step in addend.stride()[:2])]
+    outer = (1, 1) if given is None else given.shape[:2]
+    rows = query.new_zeros(*outer, query.shape[2], -(-key.shape[2] // ALIGNED) * ALIGNED)[..., : key.shape[2]]
+    hiding = torch.zeros_like(shown, dtype=query.dtype).masked_fill_(~shown, float("-inf"))
+    whole = rows.expand(*query.shape[:2], *rows.shape[2:])
+    rows.copy_(hiding)
+    return whole, _nothing if given is None else partial(torch.add, given, hiding, out=rows)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _sum_into(gradient: Tensor, into: Tensor) -> None:
