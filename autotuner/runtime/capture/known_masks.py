@@ -165,7 +165,7 @@ class KnownMasks:
         keys, queries = (small, large) if is_of_keys[0] else (large, small)
         if queries.shape[-2] != count:
             return None
-        key, query = keys.flatten(), queries.flatten().to(keys.dtype)
+        key, query = keys.flatten().double(), queries.flatten().double()
         if not (key[:-1] < key[1:]).all():
             return None
         place, is_strict = torch.arange(count, device=key.device), name in ("lt", "gt")

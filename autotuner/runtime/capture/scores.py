@@ -26,12 +26,17 @@ def masked(reader: Reader, scores: View, mask: View, *, written_out: bool = Fals
     band = _taken(scores, reader.masks.band(mask, True))
     if band is not None:
         return within(reader, scores, band), None
-    queries = extent(whole(scores.dims[-2]))
-    of_one_axis = all(len(whole(dim)) == 1 for dim in scores.dims[-2:])
-    beside = _taken(scores, reader.masks.band_beside_keys(mask)) if of_one_axis and not written_out else None
-    added, sees = masks_of_attention(mask, queries, written_out=written_out, in_band=beside is not None)
-    scores = reader.mapped("mask", scores, reader.united(scores.dims, added))
-    return (scores if beside is None else within(reader, scores, beside)), sees
+    beside = None if written_out else _taken(scores, reader.masks.band_beside_keys(mask))
+    if beside is not None:
+        return _with_keys_hidden(reader, scores, mask, beside)
+    added, sees = masks_of_attention(mask, extent(whole(scores.dims[-2])), written_out=written_out)
+    return reader.mapped("mask", scores, reader.united(scores.dims, added)), sees
+
+
+def _with_keys_hidden(reader: Reader, scores: View, mask: View, band: Band) -> tuple[View, View | None]:
+    """Append a mask of keys and the hiding of what is outside of a band; return scores, and which queries see a key."""
+    added, sees = masks_of_attention(mask, extent(whole(scores.dims[-2])), in_band=True)
+    return within(reader, reader.mapped("mask", scores, reader.united(scores.dims, added)), band), sees
 
 
 def biased_where_shown(reader: Reader, scores: View, bias: View, shown: View, other: float) -> View:
@@ -63,7 +68,7 @@ def causal(reader: Reader, scores: View) -> View:
 
 
 def within(reader: Reader, scores: View, band: Band) -> View:
-    """Append the hiding of what is outside of a band.
+    """Append the hiding of what is outside of a band, if anything is.
 
     Raises:
         UnknownError: queries and keys are not the same positions, of one axis each.
@@ -74,14 +79,23 @@ def within(reader: Reader, scores: View, band: Band) -> View:
     if len(queries) != 1 or len(keys) != 1:
         raise UnknownError("a causal mask, or a window, over positions of several axes")
     axes = {"query_axis": queries[0], "key_axis": keys[0]}
+    if min(band.before, band.after) >= keys[0].extent - 1:
+        return scores
     if band.is_causal(keys[0].extent):
         return reader.mapped("causal_mask", scores, **axes)
     return reader.mapped("window_mask", scores, **axes, before=band.before, after=band.after)
 
 
 def _taken(scores: View, band: Band | None) -> Band | None:
-    """Return a band, unless it is a window beside a bias, which no kernel of attention takes: it stays a mask."""
-    if band is None or band.is_causal(extent(whole(scores.dims[-1]))):
+    """Return a band if scores have it as an operator.
+
+    They do not where queries and keys are not the same positions, of one axis each, or where a window is beside a bias,
+    which no kernel of attention takes: it stays a mask.
+    """
+    queries, keys = (whole(dim) for dim in scores.dims[-2:])
+    if band is None or len(queries) != 1 or len(keys) != 1 or queries[0].extent != keys[0].extent:
+        return None
+    if band.is_causal(keys[0].extent):
         return band
     return None if any(made.kind == "bias" for made in _behind_a_product(scores)) else band
 
@@ -101,9 +115,10 @@ def with_mask(reader: Reader, scores: View, *, beside_sinks: bool = False) -> Vi
     if made is None or made.kind != "bias" or scores.fixed:
         return scores
     before, given = (operand.view for operand in made.inputs)
-    shown = _shown_in_a_band(reader, given) if beside_sinks else None
+    shown = _shown(reader, given) if beside_sinks else None
+    band = None if shown is None else _taken(before, reader.masks.band_beside_keys(shown))
     is_known = (
-        shown is not None
+        band is not None
         or _is_given(given)
         or (not given.fixed and not learned(given) and reader.masks.band(given, True))
     )
@@ -111,18 +126,20 @@ def with_mask(reader: Reader, scores: View, *, beside_sinks: bool = False) -> Vi
         return scores
     mark = reader.mark()
     try:
-        found, _ = masked(reader, before, given if shown is None else shown, written_out=shown is None)
+        if shown is not None and band is not None:
+            found, _ = _with_keys_hidden(reader, before, shown, band)
+        else:
+            found, _ = masked(reader, before, given, written_out=True)
     except UnknownError:
         reader.take_back(mark)
         return scores
     return View(found.tensor, scores.dims)
 
 
-def _shown_in_a_band(reader: Reader, mask: View) -> View | None:
-    """Return where a mask is 0, if it is the lowest number elsewhere: outside of a band, and where it hides keys."""
+def _shown(reader: Reader, mask: View) -> View | None:
+    """Return where a mask is 0, if a boolean tensor says so, and it is the lowest number elsewhere."""
     node = reader.masks.condition(mask)
-    shown = View(TensorValue(mask.tensor.dims, "bool", node), mask.dims, mask.fixed) if node is not None else None
-    return shown if shown is not None and reader.masks.band_beside_keys(shown) is not None else None
+    return None if node is None else View(TensorValue(mask.tensor.dims, "bool", node), mask.dims, mask.fixed)
 
 
 def _is_given(addend: View) -> bool:
@@ -203,9 +220,8 @@ def _hidden(reader: Reader, scores: View, given: View, says: Hidden) -> View:
     if numbers is None or numbers.function is not as_numbers or given.fixed:
         raise UnknownError("what hides keys is no boolean tensor from outside")
     (source,) = numbers.of
-    queries, keys = (whole(dim) for dim in scores.dims[-2:])
     band = _taken(scores, reader.masks.band(View(source, given.dims), says.where_zero))
-    if band is not None and len(queries) == len(keys) == 1:
+    if band is not None:
         return within(reader, scores, band)
     if not says.by_infinity:
         raise UnknownError("keys are hidden by a number")
