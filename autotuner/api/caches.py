@@ -6,6 +6,10 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
+
+CUTS_AT_COPIES = TorchVersion(torch.__version__) < "2.13"
+"""Dynamo cuts a graph where a model copies its configuration."""
 
 
 def without_cache(model: Any) -> dict[str, bool]:
@@ -20,10 +24,11 @@ def both_ways(model: Any, batches: Iterable[Any], device_type: str) -> Iterator[
 
     `Trainer` and `training_step` call a model so, loops of one's own as it is. Under autocast, keys and values that are
     returned are not what attention reads: that is cast. An encoder with a decoder copies its configuration for a cache
-    of two parts, where dynamo of torch 2.11 cuts the graph. Otherwise a region shows them, and is the same.
+    of two parts, where dynamo cuts the graph before torch 2.13. Otherwise a region shows them, and is the same.
     """
     config = getattr(getattr(model, "_orig_mod", model), "config", None)
-    differs = torch.is_autocast_enabled(device_type) or getattr(config, "is_encoder_decoder", False) is True
+    is_cut = CUTS_AT_COPIES and getattr(config, "is_encoder_decoder", False) is True
+    differs = torch.is_autocast_enabled(device_type) or is_cut
     for batch in batches:
         yield batch
         told = without_cache(model) if isinstance(batch, Mapping) and differs else {}

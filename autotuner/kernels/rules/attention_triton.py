@@ -110,6 +110,7 @@ def unfit(subgraph: Subgraph, candidate: Candidate) -> str | None:
     return (
         _not_by_words(subgraph, candidate)
         or _not_added(subgraph, candidate)
+        or _not_as_sinks(subgraph, candidate)
         or _not_these_tiles(subgraph, candidate)
         or features_scattered(subgraph, candidate)
         or _too_far_apart(subgraph, candidate)
@@ -199,6 +200,17 @@ def _not_one_added(subgraph: Subgraph, candidate: Candidate, added: Added) -> st
         return f"heads of tensor {number} do not act as one axis in {form}"
     if "bias_grad" in subgraph.kinds and added == added_mask(subgraph) and rows is None:
         return "it makes the gradient of a bias over rows and keys; this one has no axis of rows"
+    return None
+
+
+def _not_as_sinks(subgraph: Subgraph, candidate: Candidate) -> str | None:
+    """Say which of sinks and their gradient does not lie dense, as it is declared; None if none does so."""
+    forms = forms_by_number(subgraph, candidate)
+    read = (node.inputs[1] for node in subgraph.nodes if node.kind == "sink_softmax")
+    made = (node.outputs[0] for node in subgraph.nodes if node.kind == "sink_grad")
+    for number in (*read, *made):
+        if str(forms[number]) != subgraph.tensors[number].axes:
+            return f"it reads sinks as they are declared; tensor {number} lies as {forms[number]}"
     return None
 
 

@@ -20,7 +20,7 @@ _BUILDER = "autotuner.kernels.torch.programmed:traced"
 _expression = partial(Kernel, runs=_BUILDER, refuses=layouts_differ, layouts=same_layouts, pitched=True)
 KERNELS.add(
     Kernel("torch_program", ("program",), _BUILDER, not_as_declared),
-    Kernel(
+    Kernel(  # ATen's calls, but for rows that are added to a table
         "torch_program_grad",
         ("program_grad",),
         "autotuner.kernels.triton.added_rows:traced",

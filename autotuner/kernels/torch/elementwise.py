@@ -92,7 +92,7 @@ def row_mask(call: Call, inputs: Operands, outputs: Operands) -> Run:
     return lambda: torch.mul(x, factor, out=y)
 
 
-def causal_mask(call: Call, inputs: Operands, outputs: Operands) -> Run:
+def band_mask(call: Call, inputs: Operands, outputs: Operands) -> Run:
     """Add a triangle of 0 and -inf, or a band, made once, that lies like the scores and is read again for every head.
 
     A sum takes as long as a scale; `torch.where` takes 2 to 6 times as long (16 heads of 64 x 64 to 512 x 512, float32,
@@ -110,7 +110,7 @@ def causal_mask(call: Call, inputs: Operands, outputs: Operands) -> Run:
     return lambda: torch.add(x, spread_hiding, out=y)
 
 
-window_mask = causal_mask
+causal_mask = window_mask = band_mask
 
 
 def gelu_erf(call: Call, inputs: Operands, outputs: Operands) -> Run:

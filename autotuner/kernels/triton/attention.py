@@ -40,7 +40,7 @@ in parts."""
 
 
 SINK_ROWS = 1024
-"""That a program reads at once, for the gradient of a sink."""
+"""Rows that a program reads at once, for the gradient of a sink."""
 
 
 class TritonLaunch:

@@ -1,8 +1,8 @@
 """Attention's backward as two Triton programs (FlashAttention-2): of queries first, then of keys and values.
 
 The first also leaves for the second, per row, the log-sum-exp in base 2 and the sum of gradient times output. A third
-program makes the gradient of a bias of the scores. None adds to memory that another one writes, so results do not
-depend on the order in which programs run. Nor does a fourth, which makes the gradient of sinks.
+program makes the gradient of a bias of the scores, a fourth that of sinks. None adds to memory that another one writes,
+so results do not depend on the order in which programs run.
 """
 
 import triton

@@ -309,13 +309,13 @@ _PRODUCTS = (
     "addbmm", "addmm", "addmv", "addr", "baddbmm", "bilinear", "bmm", "conv1d", "conv2d", "conv3d", "convolution",
     "linear", "matmul", "mm", "mv",
 )  # fmt: skip
-"""Calls that take operands of one type. Without memory, some take several; so all products do in torch 2.11."""
+"""Calls that take operands of one type. Of fake tensors, torch may take several, and torch 2.11 always does."""
 
 
 def cast_by_autocast(node: fx.Node) -> str | None:
     """Return to which type autocast casts a call's operands, "" where to none, and None where that is not known.
 
-    Its result says so: without autocast, it has another type, or there is none.
+    Its result says so: without autocast, it has another type, or the call fails.
     """
     wanted = node.meta["val"].dtype
     given = {each.meta["val"].dtype for each in node.all_input_nodes if isinstance(each.meta.get("val"), Tensor)}

@@ -61,7 +61,7 @@ class KnownMasks:
     def band(self, mask: Any, where_zero: bool) -> Band | None:
         """Return the band that a mask leaves, if it is a constant that hides what is outside of one, and nothing else.
 
-        Windows are known where Triton runs, whose attention skips what is outside of them. No other does.
+        Windows are known where Triton runs, whose attention skips what is outside of them; elsewhere, they are masks.
 
         Args:
             where_zero: whether it hides where it is false.
@@ -90,7 +90,7 @@ class KnownMasks:
         return self.band_beside_keys_of_node(node) if node is not None and _has_triton(node) else None
 
     def condition(self, mask: Any) -> fx.Node | None:
-        """Return the boolean tensor of the same shape by which a mask is 0, where it is true, or the lowest number."""
+        """Return the boolean tensor that is true where a mask is 0, and false where it is the lowest number."""
         node = mask.tensor.node if isinstance(mask, View) and mask.tensor.computed is None else None
         if node is None or name_of(node) != "where" or len(node.args) != 3 or self._constants.is_changed(node):
             return None
@@ -105,14 +105,14 @@ class KnownMasks:
     def band_of_node(self, node: fx.Node) -> Band | None:
         """Return the band that a node leaves, if it makes a mask of which `band` knows one."""
         if node in self._bands:
-            return self._bands[node]
+            return None if self._constants.is_changed(node) else self._bands[node]
         band, others = self._hides(node)
         return None if others else band
 
     def band_beside_keys_of_node(self, node: fx.Node) -> Band | None:
         """Return the band that a node leaves, if it makes a mask of which `band_beside_keys` knows one."""
         if node in self._bands_and_keys:
-            return self._bands_and_keys[node]
+            return None if self._constants.is_changed(node) else self._bands_and_keys[node]
         band, others = self._hides(node)
         return band if others and all(_is_of_keys(part) for part in others) else None
 

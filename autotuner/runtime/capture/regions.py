@@ -156,7 +156,7 @@ def _cut_into_layers(
     siblings: Mapping[tuple[str, str], int],
     extents: Mapping[tuple[LayerCall, ...], int],
 ) -> Groups:
-    """Return a group, or a group for each layer where it holds several, in whole if it repeats.
+    """Return a group, or a group for each layer where it holds several; if it repeats, where it holds them in whole.
 
     Args:
         number: of groups that are like it, itself among them.
@@ -175,7 +175,7 @@ def _cut_into_layers(
 def _is_of_whole_layers(
     held: Mapping[tuple[LayerCall, ...], int], extents: Mapping[tuple[LayerCall, ...], int]
 ) -> bool:
-    """Say whether operators are those of several layers that are alike, none of which has others.
+    """Say whether operators are those of several layers that are alike, none of which has operators elsewhere.
 
     Args:
         held: how many there are of each layer, and of none.

@@ -94,12 +94,16 @@ def test_a_tuning_under_autocast_is_for_calls_with_a_cache_and_without(name: str
     assert len(found[0] | found[1]) == (2 if name == "llama" else 1)  # casts lie behind rotary positions
 
 
-def test_a_tuning_of_an_encoder_with_a_decoder_is_for_calls_with_a_cache_and_without() -> None:
+def test_a_tuning_of_an_encoder_with_a_decoder_is_for_calls_with_a_cache_and_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Dynamo of torch 2.11 cuts the graph where the model copies its configuration for a cache."""
     config = transformers.T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4,
                                    decoder_start_token_id=0)  # fmt: skip
     model, batch = transformers.T5ForConditionalGeneration(config), tokens()
-    assert list(both_ways(model, [batch], "cpu")) == [batch, batch | {"use_cache": False}]
+    for cuts, given in ((False, [batch]), (True, [batch, batch | {"use_cache": False}])):
+        monkeypatch.setattr("autotuner.api.caches.CUTS_AT_COPIES", cuts)
+        assert list(both_ways(model, [batch], "cpu")) == given
     model.config.use_cache = False
     assert list(both_ways(model, [batch], "cpu")) == [batch]
 
