@@ -49,7 +49,9 @@ def draw_for_no_layer(model: Any) -> None:
         probability = getattr(module, "layerdrop", getattr(getattr(module, "config", None), "layerdrop", None))
         if probability == 0:
             owner: Any = next(each for each in type(module).__mro__ if "forward" in vars(each))
-            owner.forward = _drawing_late(owner.forward)
+            late = _drawing_late(owner.forward)
+            if late is not owner.forward:
+                owner.forward = late
 
 
 @cache
