@@ -17,16 +17,12 @@ def not_as_declared(subgraph: Subgraph, candidate: Candidate) -> str | None:
 
 
 _BUILDER = "autotuner.kernels.torch.programmed:traced"
+_ADDING_ROWS = "autotuner.kernels.triton.added_rows:traced"
+"""The same, but for rows that are added to a table."""
 _expression = partial(Kernel, runs=_BUILDER, refuses=layouts_differ, layouts=same_layouts, pitched=True)
 KERNELS.add(
     Kernel("torch_program", ("program",), _BUILDER, not_as_declared),
-    Kernel(  # ATen's calls, but for rows that are added to a table
-        "torch_program_grad",
-        ("program_grad",),
-        "autotuner.kernels.triton.added_rows:traced",
-        not_as_declared,
-        version=2,
-    ),
+    Kernel("torch_program_grad", ("program_grad",), _ADDING_ROWS, not_as_declared, version=2),
     Kernel("torch_choice", ("choice",), _BUILDER, not_as_declared, version=2),
     _expression("torch_pointwise", ("pointwise",)),
     _expression("torch_pointwise_grad", ("pointwise_grad",)),
