@@ -192,7 +192,7 @@ def _share_shown(subgraph: Subgraph, node: Node) -> float:
     """Return the share of scores that a causal mask or a window leaves, 1 of another operator.
 
     >>> from autotuner.ir.records import TensorType
-    >>> scores = TensorType("bnqk", (1, 1, 4, 4), "float32")
+    >>> scores = TensorType((1, 1, 4, 4), "float32")
     >>> near = (("query_axis", "q"), ("key_axis", "k"), ("before", 1), ("after", 0))
     >>> node = Node("window_mask", "bnqk->bnqk", (0,), (1,), near)
     >>> _share_shown(Subgraph((node,), (scores, scores), (0,), (1,)), node)
