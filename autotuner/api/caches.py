@@ -9,7 +9,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 CUTS_AT_COPIES = TorchVersion(torch.__version__) < "2.13"
-"""Dynamo cuts a graph where a model copies its configuration."""
+"""Dynamo cuts a graph where a model copies its configuration: in torch 2.11, not in 2.13; 2.12 was not tried."""
 
 
 def without_cache(model: Any) -> dict[str, bool]:
@@ -24,7 +24,7 @@ def both_ways(model: Any, batches: Iterable[Any], device_type: str) -> Iterator[
 
     `Trainer` and `training_step` call a model so, loops of one's own as it is. Under autocast, keys and values that are
     returned are not what attention reads: that is cast. An encoder with a decoder copies its configuration for a cache
-    of two parts, where dynamo cuts the graph before torch 2.13. Otherwise a region shows them, and is the same.
+    of two parts, where dynamo of an older torch cuts the graph. Otherwise a region shows them, and is the same.
     """
     config = getattr(getattr(model, "_orig_mod", model), "config", None)
     is_cut = CUTS_AT_COPIES and getattr(config, "is_encoder_decoder", False) is True

@@ -12,7 +12,6 @@ Source:
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from autotuner.kernels.torch.attention import (
     forward_operands,
     forward_output,
 )
+from autotuner.kernels.torch.programmed import outside_of_band
 
 ALIGNED = 16
 """Elements that a row of what is added has, or a multiple."""
@@ -46,14 +46,13 @@ def forward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> 
     subgraph = call.subgraph
     query, key, value = forward_operands(subgraph, inputs)
     into = forward_output(subgraph, outputs[0])
-    addend, prepare = _windowed(subgraph, added(subgraph, inputs, query, key), query, key)
+    addend = _added(subgraph, inputs, query, key)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
     saves, rows = len(outputs) > 1, query.shape[2]
 
     def run() -> None:
-        prepare()
         out, log_sum_exp, seed, offset = aten._scaled_dot_product_efficient_attention(
-            query, key, value, addend, saves, dropped, is_causal, scale=scale
+            query, key, value, addend(), saves, dropped, is_causal, scale=scale
         )
         into.copy_(out)
         if saves:
@@ -69,7 +68,7 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     is added to the scores. The library's gradient of a bias is as large as the scores, and is summed behind it."""
     subgraph = call.subgraph
     grad, query, key, value, out = backward_operands(subgraph, inputs)
-    addend, prepare = _windowed(subgraph, added(subgraph, inputs, query, key), query, key)
+    addend = _added(subgraph, inputs, query, key)
     into_bias = bias_gradient(subgraph, outputs, query, key)
     into = backward_outputs(subgraph, outputs)
     dropped, is_causal, scale = dropped_share(subgraph), causal(subgraph), factor(subgraph)
@@ -77,11 +76,10 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     missing = -query.shape[2] % LOG_SUM_EXP_ROWS
 
     def run() -> None:
-        prepare()
         padded = torch.nn.functional.pad(inputs[5], (0, missing), value=float("inf")) if missing else inputs[5]
         seed, offset = _readable(state)
         made = aten._scaled_dot_product_efficient_attention_backward(
-            grad, query, key, value, addend, out, padded, seed, offset, dropped,
+            grad, query, key, value, addend(), out, padded, seed, offset, dropped,
             [True, True, True, into_bias is not None], is_causal, scale=scale,
         )  # fmt: skip
         torch._foreach_copy_(into, list(made[:3]))
@@ -91,26 +89,30 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     return run
 
 
-def _windowed(
-    subgraph: Subgraph, addend: Tensor | None, query: Tensor, key: Tensor
-) -> tuple[Tensor | None, Callable[[], Any]]:
-    """Return what is added to the scores, with what hides keys outside of a window, and what makes their sum anew."""
-    window = band(subgraph)
+def _added(subgraph: Subgraph, inputs: Sequence[Tensor], query: Tensor, key: Tensor) -> Callable[[], Tensor | None]:
+    """Return what makes the sum that is added to the scores: of a mask or a bias, and of what hides all but a window.
+
+    That sum is made anew in each run, in memory of which nothing stays.
+    """
+    given, window = added(subgraph, inputs, query, key), band(subgraph)
     if window is None:
-        return addend, _nothing
-    shown = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-    shown = shown.tril_(window[1]).triu_(-window[0])
-    given = None if addend is None else addend[tuple(slice(1 if step == 0 else None) for step in addend.stride()[:2])]
-    outer = (1, 1) if given is None else given.shape[:2]
-    rows = query.new_zeros(*outer, query.shape[2], -(-key.shape[2] // ALIGNED) * ALIGNED)[..., : key.shape[2]]
-    hiding = torch.zeros_like(shown, dtype=query.dtype).masked_fill_(~shown, float("-inf"))
-    whole = rows.expand(*query.shape[:2], *rows.shape[2:])
-    rows.copy_(hiding)
-    return whole, _nothing if given is None else partial(torch.add, given, hiding, out=rows)
+        return lambda: given
+    (rows, columns), heads = (query.shape[2], key.shape[2]), query.shape[:2]
+    hiding = outside_of_band(rows, columns, window, query)
+    own = hiding[None, None]
+    if given is not None:
+        own = given[tuple(slice(1 if step == 0 else None) for step in given.stride()[:2])]
+    aligned = -(-columns // ALIGNED) * ALIGNED
 
+    def summed() -> Tensor:
+        made = query.new_empty(*own.shape[:2], rows, aligned)[..., :columns]
+        if given is None:
+            made.copy_(own)
+        else:
+            torch.add(own, hiding, out=made)
+        return made.expand(*heads, rows, columns)
 
-def _nothing() -> None:
-    pass
+    return summed
 
 
 def _sum_into(gradient: Tensor, into: Tensor) -> None:

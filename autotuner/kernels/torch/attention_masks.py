@@ -18,6 +18,7 @@ from autotuner.ir.records import Subgraph, TensorType
 from autotuner.kernels.rules.attention import cap_of_scores, dropped_share
 from autotuner.kernels.torch.attention import added, backward_operands, band, causal, factor, masked, sinks
 from autotuner.kernels.torch.formats import encoded, made_up_seed
+from autotuner.kernels.torch.programmed import outside_of_band
 
 FEATURES = 64
 """Of a head with which masks are read; what is drawn does not depend on it."""
@@ -88,14 +89,10 @@ def _fill_in(library: str | None, subgraph: Subgraph, inputs: Sequence[Tensor]) 
     for addend in (added(subgraph, inputs, query, key), masked(subgraph, inputs, query, key)):
         if addend is not None:
             scores.view(-1, *addend.shape).add_(addend)
-    if causal(subgraph):
-        rows, columns = scores.shape[-2:]
-        later = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).triu_(1)
-        scores.masked_fill_(later, float("-inf"))
-    window = band(subgraph)
+    rows, columns = scores.shape[-2:]
+    window = (columns, 0) if causal(subgraph) else band(subgraph)
     if window is not None:
-        shown = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_(window[1]).triu_(-window[0])
-        scores.masked_fill_(~shown, float("-inf"))
+        scores.add_(outside_of_band(rows, columns, window, scores))
     total = scores.logsumexp(-1)
     beside = sinks(subgraph, inputs)
     if beside is not None:

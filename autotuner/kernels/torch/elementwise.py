@@ -9,7 +9,7 @@ from torch import Tensor
 from autotuner.ir.records import Call, Node, Subgraph
 from autotuner.kernels.geometry import band_of, letter_extents, merge, operand_letters
 from autotuner.kernels.rules.elementwise import normalised
-from autotuner.kernels.torch.programmed import onto, widened
+from autotuner.kernels.torch.programmed import onto, outside_of_band, widened
 
 Run = Callable[[], Any]
 Operands = Sequence[Tensor]
@@ -101,9 +101,7 @@ def band_mask(call: Call, inputs: Operands, outputs: Operands) -> Run:
     (x,), (y,) = inputs, outputs
     letters = operand_letters(_node(call))[0]
     queries, keys = (letters.index(_attribute(call, name)) for name in ("query_axis", "key_axis"))
-    before, after = band_of(_node(call)) or (x.shape[keys], 0)
-    shown = torch.ones(x.shape[queries], x.shape[keys], dtype=torch.bool, device=x.device).tril_(after).triu_(-before)
-    hiding = torch.zeros_like(shown, dtype=x.dtype).masked_fill_(~shown, float("-inf"))
+    hiding = outside_of_band(x.shape[queries], x.shape[keys], band_of(_node(call)) or (x.shape[keys], 0), x)
     if x.stride()[queries] < x.stride()[keys]:
         hiding = hiding.T.contiguous().T
     spread_hiding = spread(hiding, letters[queries] + letters[keys], letters, x.shape)

@@ -151,6 +151,18 @@ def onto(tensor: Tensor, axes: str, whole: str) -> Tensor:
     return ordered[tuple(slice(None) if axis in axes else None for axis in whole)]
 
 
+def outside_of_band(rows: int, columns: int, band: tuple[int, int], like: Tensor) -> Tensor:
+    """Return what hides keys outside of a band when it is added: (rows, columns), 0 inside and -inf outside.
+
+    Args:
+        band: so many keys before a query's own are inside, and so many behind it.
+        like: a tensor of its type and device.
+    """
+    before, after = band
+    inside = torch.ones(rows, columns, dtype=torch.bool, device=like.device).tril_(after).triu_(-before)
+    return like.new_zeros(rows, columns).masked_fill_(~inside, float("-inf"))
+
+
 def widened(tensor: Tensor) -> Tensor:
     """Return a tensor in float32, one of float64 as it is."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()

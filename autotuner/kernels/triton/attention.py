@@ -121,17 +121,8 @@ def backward(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
     addend, into_bias = added(subgraph, inputs, query, key), bias_gradient(subgraph, outputs, query, key)
     cap = cap_of_scores(subgraph)
     beside, window = masked(subgraph, inputs, query, key), band(subgraph)
-    last = (
-        *_steps(addend),
-        *_steps(beside),
-        heads,
-        rows,
-        columns,
-        factor(subgraph),
-        cap or 1.0,
-        *(window or (0, 0)),
-        1 - p,
-    )
+    extents, scores = (heads, rows, columns), (factor(subgraph), cap or 1.0)
+    last = (*_steps(addend), *_steps(beside), *extents, *scores, *(window or (0, 0)), 1 - p)
     mask = (words, statistics if addend is None else addend, statistics if beside is None else beside)
     flags = {"FEATURES": features, "GROUP": heads // shared_heads, "DROPS": p > 0}
     flags |= {"HIDES": beside is not None, "HIDES_ROWS": _over_rows(beside)}
