@@ -494,3 +494,17 @@ def test_sinks_of_anything_but_heads_are_left_to_other_kernels() -> None:
 
 def test_attention_with_values_of_another_width_than_queries_is_not_taken_as_one() -> None:
     assert forward_of(training_graph(attention("bqnp", "bknp", "bnqk", "bknv", "bqnv", v=8))) == []
+
+
+LARGE = {"b": 4, "l": 256, "h": 64, "g": 2, "r": 1, "p": 32, "f": 1024}
+
+
+def test_what_backward_can_make_of_what_it_reads_anyway_need_not_be_left() -> None:
+    of = training_graph(load_model("llama-block").instantiate(None, LARGE).graph())
+    sets = {(cover.operators, cover.outputs) for cover in found(of, "inductor")}
+    assert {(("activation", "gated"), made) for made in (("activation", "gated"), ("gated",))} <= sets
+    small = training_graph(load_model("llama-block").instantiate(None, LARGE | {"f": 64}).graph())
+    assert (("activation", "gated"), ("gated",)) not in {(c.operators, c.outputs) for c in found(small, "inductor")}
+    assert not [
+        c for c in covers(of, ALL, repeats=False) if (c.operators, c.outputs) == (("activation", "gated"), ("gated",))
+    ]

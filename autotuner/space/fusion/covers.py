@@ -20,7 +20,7 @@ from autotuner.kernels.patterns import (
 from autotuner.space.fusion.attention import attention_forward, attention_grad
 from autotuner.space.fusion.connected import connected_sets
 from autotuner.space.fusion.cover import Boundary, Cover, Reach, boundary, only_consumer
-from autotuner.space.fusion.repeats import Repeats
+from autotuner.space.fusion.repeats import Repeats, read_only_to_repeat
 from autotuner.space.fusion.stacks import stack_groups, stacks
 
 
@@ -100,12 +100,20 @@ def occurrences(
 def _connected(
     graph: Graph, reach: Reach, pattern: Connected, max_operators: int, *, repeats: bool
 ) -> Iterator[Occurrence]:
-    """Yield connected sets, and those of backward with the forward operators that they may repeat as well."""
+    """Yield connected sets, and those of backward with the forward operators that they may repeat as well.
+
+    Those of forward come without what backward can repeat, too.
+    """
     for operators in connected_sets(graph, reach, pattern, max_operators):
-        yield Occurrence(pattern, operators, boundary(graph, operators))
-        if repeats and operators[0].phase == "backward":
+        read, left = boundary(graph, operators)
+        yield Occurrence(pattern, operators, (read, left))
+        if not repeats:
+            continue
+        if operators[0].phase == "backward":
             for each in Repeats(graph, reach, operators, pattern.kinds).variants():
                 yield Occurrence(pattern, operators, each.boundary, each.repeated, each.remade)
+        elif inside := read_only_to_repeat(graph, operators, pattern.kinds):
+            yield Occurrence(pattern, operators, (read, tuple(tensor for tensor in left if tensor not in inside)))
 
 
 def _operators(graph: Graph, kinds: Sequence[str]) -> Iterator[tuple[Operator, ...]]:

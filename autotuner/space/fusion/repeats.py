@@ -26,6 +26,44 @@ class Variant(NamedTuple):
     remade: tuple[str, ...]
 
 
+def read_only_to_repeat(graph: Graph, operators: Sequence[Operator], kinds: Collection[str]) -> frozenset[str]:
+    """Return what forward operators need not leave: backward alone reads it, and can make it of what it reads anyway.
+
+    Args:
+        operators: a set that one kernel computes.
+        kinds: of operators that kernels of backward repeat.
+    """
+    names = {operator.name for operator in operators}
+
+    def is_read_in_backward(tensor: str) -> bool:
+        return any(reader.phase == "backward" for reader in graph.consumers[tensor])
+
+    found = set[str]()
+    for maker in operators:
+        readers = [reader for tensor in maker.outputs for reader in graph.consumers[tensor] if reader.name not in names]
+        if (
+            _is_repeated(maker, kinds)
+            and readers
+            and not set(maker.outputs) & set(graph.outputs)
+            and tensor_bytes(graph, maker.outputs[0]) >= BYTES_MIN
+            and all(reader.phase == "backward" and KINDS[reader.kind].keeps_axes for reader in readers)
+            and all(is_read_in_backward(tensor) and tensor not in found for tensor in maker.inputs)
+        ):
+            found.update(maker.outputs)
+    return frozenset(found)
+
+
+def _is_repeated(maker: Operator, kinds: Collection[str]) -> bool:
+    """Tell whether a kernel of backward can repeat a forward operator."""
+    return (
+        maker.phase == "forward"
+        and maker.kind in kinds
+        and not draws(maker.kind)
+        and KINDS[maker.kind].keeps_axes
+        and "program" not in maker.kind
+    )
+
+
 class Repeats:
     """Forward operators that the kernel of a set of backward operators can repeat.
 
@@ -112,9 +150,7 @@ class Repeats:
     def _maker(self, tensor: str) -> Operator | None:
         """Return the forward operator that makes a tensor, if a kernel can repeat it."""
         maker = self._graph.producers.get(tensor)
-        if maker is None or maker.phase != "forward" or maker.kind not in self._kinds or draws(maker.kind):
-            return None
-        return maker if KINDS[maker.kind].keeps_axes and "program" not in maker.kind else None
+        return maker if maker is not None and _is_repeated(maker, self._kinds) else None
 
     def _is_there(self, tensor: str, read: Collection[str]) -> bool:
         return tensor in read or self._graph.tensors[tensor].role in ("parameter", "input")
