@@ -9,22 +9,32 @@ from autotuner.kernels import KERNELS
 from autotuner.tuner.progress import MeasurerProtocol, Progress
 from autotuner.tuner.state import TuningState
 
+Failed = Callable[[Call, Measurement], None]
+
 
 class Compilation:
     """Calls of a run that are compiled, each once.
 
     Args:
-        failed: told which call cannot be compiled, and why.
+        failed: told which call cannot be compiled, and why; without it, `hand_over` says later who is.
     """
 
-    def __init__(
-        self, measurer: MeasurerProtocol, state: TuningState, failed: Callable[[Call, Measurement], None]
-    ) -> None:
-        self._measurer, self._state, self._failed = measurer, state, failed
+    def __init__(self, measurer: MeasurerProtocol, state: TuningState, failed: Failed | None = None) -> None:
+        self._measurer, self._state = measurer, state
+        self._failures: list[tuple[Call, Measurement]] = []
+        self._failed: Failed = failed or (lambda call, problem: self._failures.append((call, problem)))
         self._begun: set[str] = set()
         self._building: dict[str, Call] = {}
         """By key, the calls that are compiled beside timing, or wait for it, in order."""
         self._done = self._total = 0
+
+    def hand_over(self, failed: Failed) -> None:
+        """Have somebody told which calls cannot be compiled, those of before first."""
+        self.hear()
+        self._failed = failed
+        for call, problem in self._failures:
+            failed(call, problem)
+        self._failures.clear()
 
     @property
     def is_beside(self) -> bool:

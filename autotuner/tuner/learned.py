@@ -8,12 +8,19 @@ from math import floor
 
 from autotuner.checkpoint import checkpoint
 from autotuner.ir.records import Call
+from autotuner.kernels.geometry import has_programs
 from autotuner.measure.roofline import Work, work_of
 
 Costs = Mapping[str, float]
 """Microseconds by call key; a call that is not there cannot be used."""
 
 NO_COSTS: Costs = {}
+
+Priors = Mapping[str, tuple[float, float]]
+"""By a kernel's name, and by it and the kinds that it computes: the ratios of times to optimistic costs that nine in
+ten, and half, of such calls reached elsewhere; see `autotuner.tuner.priors`."""
+
+NO_PRIORS: Priors = {}
 
 COVERAGE = 0.9
 """The share of calls that take at least as long as learned from ratios of similar calls to their optimistic cost."""
@@ -30,10 +37,12 @@ class Traits:
     Args:
         family: calls of one kernel and the same kinds of operators are of one family.
         work: of the call.
+        priors: names under which priors have it.
     """
 
     family: Hashable
     work: Work
+    priors: tuple[str, ...] = ()
 
     @property
     def groups(self) -> tuple[Hashable, ...]:
@@ -54,6 +63,12 @@ class Learned:
     median_us: Costs
 
 
+def prior_names(call: Call) -> tuple[str, ...]:
+    """Return the names under which priors have a call, the closer one first; none of programs, which may be any."""
+    kernel, subgraph = call.candidate.kernel, call.subgraph
+    return () if has_programs(subgraph) else (f"{kernel} {'+'.join(subgraph.kinds)}", kernel)
+
+
 def amounts(work: Work) -> tuple[Hashable, ...]:
     return work.moved_bytes, *sorted(work.flop.items())
 
@@ -63,20 +78,24 @@ def traits_of(calls: Mapping[str, Call]) -> dict[str, Traits]:
     found = {}
     for key, call in calls.items():
         checkpoint()
-        found[key] = Traits((call.candidate.kernel, call.subgraph.kinds), work_of(call))
+        found[key] = Traits((call.candidate.kernel, call.subgraph.kinds), work_of(call), prior_names(call))
     return found
 
 
 def learned_costs(
-    traits: Mapping[str, Traits], optimistic_us: Costs, measured_us: Costs, twins_us: Costs = NO_COSTS
+    traits: Mapping[str, Traits],
+    optimistic_us: Costs,
+    measured_us: Costs,
+    twins_us: Costs = NO_COSTS,
+    priors: Priors = NO_PRIORS,
 ) -> Learned:
     """Return learned costs of the calls that have an optimistic cost and are not measured.
 
     A call takes its optimistic cost times a factor: the one that 90 % (or half) of the measured calls in its group
-    exceed. The closest group counts in which enough is measured for that (9 calls for 90 %); without one, its
-    optimistic cost. Nor does a call take less than a share of what its family shows, see `_Family`: the share that 90 %
-    of the measured calls exceed, each compared with the others. It is an estimate: of the calls drawn at random from
-    what was recorded, 79 to 88 % took as long.
+    exceed. The closest group counts in which enough is measured for that (9 calls for 90 %), and priors before the
+    group of every call; without one, its optimistic cost. Nor does a call take less than a share of what its family
+    shows, see `_Family`: the share that 90 % of the measured calls exceed, each compared with the others. It is an
+    estimate: of the calls drawn at random from what was recorded, 79 to 88 % took as long.
 
     A call with a twin takes what that says, times a factor found likewise: by the measured calls that have twins.
 
@@ -85,6 +104,7 @@ def learned_costs(
         optimistic_us: of every call; what costs nothing optimistically says nothing.
         measured_us: of those that are measured.
         twins_us: what twins say that calls take, of any of them.
+        priors: of kernels.
 
     Source:
         Split conformal prediction: Papadopoulos et al., Inductive confidence machines for regression (2002);
@@ -97,7 +117,7 @@ def learned_costs(
         if optimistic_us.get(key, 0.0) > 0:
             for group in traits[key].groups:
                 insort(factors[group], us / optimistic_us[key])
-    likely, median = ({group: _exceeded(seen, share) for group, seen in factors.items()} for share in (COVERAGE, 0.5))
+    likely, median = ({group: exceeded(seen, share) for group, seen in factors.items()} for share in (COVERAGE, 0.5))
     alike = _told_share(families, traits, measured_us)
     by_twins = _by_twins(traits, measured_us, twins_us)
     found: dict[str, tuple[float, float]] = {}
@@ -107,10 +127,19 @@ def learned_costs(
         elif key not in measured_us:
             own = traits[key]
             floor_us = max(us, alike * families[own.family].least_us(own.work))
-            one, half = (next((told[group] or 0.0 for group in own.groups if told.get(group)), 0.0)
-                         for told in (likely, median))  # fmt: skip
+            prior = next((priors[name] for name in own.priors if name in priors), None)
+            one, half = (
+                _told(own, told, None if prior is None else prior[place]) for place, told in enumerate((likely, median))
+            )
             found[key] = max(floor_us, us * one), max(floor_us, us * one, us * half)
     return Learned({key: us for key, (us, _) in found.items()}, {key: us for key, (_, us) in found.items()})
+
+
+def _told(own: Traits, told: Mapping[Hashable, float | None], prior: float | None) -> float:
+    """Return the factor of a call: of the closest group that has one, with the prior before that of every call."""
+    *close, widest = own.groups
+    factors = (*(told.get(group) for group in close), prior, told.get(widest))
+    return next((factor for factor in factors if factor), 0.0)
 
 
 def _by_twins(traits: Mapping[str, Traits], measured_us: Costs, twins_us: Costs) -> dict[str, tuple[float, float]]:
@@ -121,7 +150,7 @@ def _by_twins(traits: Mapping[str, Traits], measured_us: Costs, twins_us: Costs)
             insort(ratios[group], measured_us[key] / twins_us[key])
     factors: dict[Hashable, tuple[float, float]] = {}
     for group, seen in ratios.items():
-        likely, median = (_exceeded(seen, share) for share in (COVERAGE, 0.5))
+        likely, median = (exceeded(seen, share) for share in (COVERAGE, 0.5))
         if likely is not None and median is not None:
             factors[group] = likely, median
     found = {}
@@ -155,7 +184,7 @@ class _Family:
 def _told_share(families: Mapping[Hashable, _Family], traits: Mapping[str, Traits], measured_us: Costs) -> float:
     """Return which share of what the others of its family show a call takes at least, by nine in ten measured ones."""
     shown = ((us, families[traits[key].family].least_us(traits[key].work, key)) for key, us in measured_us.items())
-    told = _exceeded(sorted(us / least for us, least in shown if least > 0), COVERAGE)
+    told = exceeded(sorted(us / least for us, least in shown if least > 0), COVERAGE)
     return ALIKE if told is None else min(1.0, told)
 
 
@@ -166,7 +195,7 @@ def _share(work: Work, other: Work) -> float:
     return min((min(1.0, own / its) for own, its in pairs if its > 0), default=1.0)
 
 
-def _exceeded(ordered: Sequence[float], coverage: float) -> float | None:
+def exceeded(ordered: Sequence[float], coverage: float) -> float | None:
     """Return what the next one exceeds with this probability, or None where there are too few to say."""
     rank = floor((1 - coverage) * (len(ordered) + 1) + 1e-9)
     return ordered[rank - 1] if rank else None

@@ -10,14 +10,16 @@ from autotuner.database import Database
 from autotuner.errors import InfeasibleError, MeasureError, stacklevel
 from autotuner.ir.records import Call, Measurement, digest
 from autotuner.kernels import KERNELS
-from autotuner.measure.roofline import Roofline, work_of
+from autotuner.measure.roofline import Roofline
 from autotuner.settings import Limits
 from autotuner.solve.baselines import is_declared
 from autotuner.space import Space
 from autotuner.tuner.bounds import WIDE
+from autotuner.tuner.compiling import Compilation
 from autotuner.tuner.finals import Finals
 from autotuner.tuner.ledger import Known, Ledger
-from autotuner.tuner.progress import MeasurerProtocol, Progress
+from autotuner.tuner.likely import with_ceilings
+from autotuner.tuner.progress import MeasurerProtocol
 from autotuner.tuner.races import openers, races
 from autotuner.tuner.runner import RaceRunner
 from autotuner.tuner.searching import NO_RACES, CellSearches, begun, known_by_cell
@@ -42,6 +44,7 @@ def measure_missing(
     *,
     unconfirmed: Iterable[str] = (),
     doubted: Collection[str] | None = None,
+    compilation: Compilation | None = None,
 ) -> Known:
     """Measure the calls of a space that could make a difference and that the database lacks, storing as results come.
 
@@ -54,6 +57,7 @@ def measure_missing(
     Args:
         unconfirmed: keys of calls that were measured once, earlier in this run.
         doubted: keys that are doubtful in the latest answer as a whole; None where that is not doubtful.
+        compilation: that has begun, see `autotuner.tuner.likely`.
 
     Raises:
         InfeasibleError: there is no plan of what is measured; the message says whether the limits are why.
@@ -63,7 +67,7 @@ def measure_missing(
     state.space = space = begun(space, known, state)
     ledger = Ledger(space, database, environment_key, state, retry=state.options.retry, unconfirmed=unconfirmed)
     ledger.distrust(space.calls if state.options.remeasure else doubted)
-    with RaceRunner(ledger, measurer) as runner:
+    with RaceRunner(ledger, measurer, compilation=compilation) as runner:
         try:
             _Strategy(runner, database, measurer, CellSearches(runner, measurer, known)).run()
         except InfeasibleError as error:
@@ -245,19 +249,7 @@ class _Strategy:
         return state.policy.lazy_pays(left, alone_s, state.solve_s, devices)
 
     def _with_ceilings(self, known: Roofline) -> Roofline:
-        """Return the roofline of the database, with what it lacks measured and stored."""
-        lacking = known.lacking({dtype for call in self._space.calls.values() for dtype in work_of(call).flop})
-        if known.moved.rungs and not lacking:
-            return known
-        self._state.tell(Progress("ceilings", 0, 0))
-        try:
-            with self._state.within("ceilings"):
-                found = known.with_products(self._measurer.ceilings(lacking))
-        except OverError:
-            return known
-        for name, us in found.to_facts().items():
-            self._database.set_fact(self._environment, name, us)
-        return found
+        return with_ceilings(self._space, self._database, self._measurer, self._state, known)
 
     def _everything(self) -> None:
         """Measure race after race until all is known, or the state says enough."""

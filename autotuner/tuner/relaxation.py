@@ -19,7 +19,7 @@ from autotuner.solve.tables import Encoder
 from autotuner.space import Space, without_params
 from autotuner.tuner.bounds import Bounds, CheapestPlan, RivalsWanted, bounds
 from autotuner.tuner.costliest import PlannedCall, costliest, share
-from autotuner.tuner.learned import Costs, Learned, learned_costs, traits_of
+from autotuner.tuner.learned import NO_PRIORS, Costs, Learned, Priors, learned_costs, traits_of
 from autotuner.tuner.twins import NO_TWINS, Twins
 
 T = TypeVar("T", bound=Hashable)
@@ -40,9 +40,9 @@ class Relaxation:
         twins_us: what calls are expected to take by their twins, by key.
     """
 
-    def __init__(self, space: Space, twins: Twins = NO_TWINS) -> None:
+    def __init__(self, space: Space, twins: Twins = NO_TWINS, priors: Priors = NO_PRIORS) -> None:
         self.space = space
-        self._twins = twins
+        self._twins, self._priors = twins, priors
         self._traits = traits_of(space.calls)
         self.twins_us = twins.expected_us(space.calls)
 
@@ -77,7 +77,9 @@ class Relaxation:
         measured, optimistic = self._costs_us(known, ceilings)
         left = {key: us for key, us in optimistic.items() if key not in known}
         says_something = any(left.values()) or not self.twins_us.keys().isdisjoint(left) or searched_us
-        learned = learned_costs(self._traits, optimistic, measured, self.twins_us) if says_something else None
+        learned = (
+            learned_costs(self._traits, optimistic, measured, self.twins_us, self._priors) if says_something else None
+        )
         if learned is not None and searched_us:
             likely, median = ({key: us[place] for key, us in searched_us.items()} for place in (0, 1))
             learned = Learned({**learned.likely_us, **likely}, {**learned.median_us, **median})

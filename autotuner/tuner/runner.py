@@ -28,6 +28,7 @@ class RaceRunner:
 
     Args:
         until_s: races begin and go on until the job has spent so much, whatever its limits are; None for its limits.
+        compilation: that has begun before; None for a new one.
 
     Attributes:
         total: calls that are to be known when `ledger.done` has come so far, for the progress.
@@ -35,9 +36,13 @@ class RaceRunner:
         measuring_s: seconds spent racing.
     """
 
-    def __init__(self, ledger: Ledger, measurer: MeasurerProtocol, *, until_s: float | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, measurer: MeasurerProtocol, *, until_s: float | None = None,
+        compilation: Compilation | None = None,
+    ) -> None:  # fmt: skip
         self.ledger, self._state, self._measurer, self._until_s = ledger, ledger.state, measurer, until_s
-        self.compilation = Compilation(measurer, self._state, self._fail)
+        self.compilation = compilation or Compilation(measurer, self._state)
+        self.compilation.hand_over(self._fail)
         self.asked: set[str] = set()
         self.total = 0
         self.measuring_s = 0.0

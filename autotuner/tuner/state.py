@@ -15,6 +15,7 @@ from autotuner.space import Space
 from autotuner.tuner.bounds import Bounds, RivalsWanted
 from autotuner.tuner.costliest import PlannedCall
 from autotuner.tuner.doubts import is_default_marked
+from autotuner.tuner.learned import Priors
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
 from autotuner.tuner.progress import NOTHING_SPENT, ORDER, Progress, Spent, Stage, Watch
 from autotuner.tuner.relaxation import Relaxation, RelaxedProblem
@@ -47,6 +48,7 @@ class TuningState:
         rival_rounds: how often these were measured.
         spent: of the limits, before this run.
         twins: of the space's calls.
+        priors: of kernels.
         waited_s: returns the seconds spent waiting for the device, which do not count against the limits.
         searched_us: returns what sampled cells are expected to come to, as `Relaxation.bounds` takes it.
     """
@@ -67,6 +69,7 @@ class TuningState:
     spent: Spent = NOTHING_SPENT
     policy: TuningPolicy = DEFAULT_POLICY
     twins: Twins = NO_TWINS
+    priors: Priors = field(default_factory=dict)
     waited_s: Callable[[], float] = lambda: 0.0
     searched_us: Callable[[], Mapping[str, tuple[float, float]]] = dict
 
@@ -211,6 +214,14 @@ class TuningState:
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
 
+    def likely_keys(self, known: Mapping[str, Measurement], most: int) -> Sequence[str]:
+        """Return the keys of calls that are likely to be wanted: of the plans that are expected to be best, about
+        `most` in all. Where the time for looking is over, there are none."""
+        with suppress(OverError), self.within("search"):
+            expected = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0)
+            return () if expected is None else expected.following(most)
+        return ()
+
     def _rivals_wanted(self) -> RivalsWanted:
         proven_us = None if self.bounds is None else self.bounds.bound_us
         return RivalsWanted(self.policy.twins_gap, proven_us, is_last=self.rival_rounds >= self.policy.twins_rounds)
@@ -261,7 +272,7 @@ class TuningState:
     def _relaxed(self) -> Relaxation:
         space = self.space.exact
         if self._relaxation is None:
-            self._relaxation = Relaxation(space, self.twins)
+            self._relaxation = Relaxation(space, self.twins, self.priors)
         if self._relaxation.space is not space:
             self._relaxation.extend(space)
         return self._relaxation

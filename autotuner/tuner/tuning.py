@@ -18,8 +18,10 @@ from autotuner.settings import Limits, TuneOptions
 from autotuner.space import SpaceFile, build_space
 from autotuner.tuner.answer import build_configuration
 from autotuner.tuner.costliest import costliest_steps
+from autotuner.tuner.likely import likely_compiled
 from autotuner.tuner.measuring import measure_missing, open_plan
 from autotuner.tuner.policy import DEFAULT_POLICY, TuningPolicy
+from autotuner.tuner.priors import shipped_priors
 from autotuner.tuner.progress import NOTHING_SPENT, MeasurerProtocol, Progress, Spent, Watch
 from autotuner.tuner.searching import cell_counts, with_known_calls
 from autotuner.tuner.state import TuningState
@@ -107,7 +109,8 @@ def tune(
             f"the space was not enumerated within {limit_s:g} s: ask again with a higher limit, or tune a smaller model"
         ) from None
     state = TuningState(
-        space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy
+        space, watch, options, spent=spent.and_since(began), waited_s=lambda: measurer.waited_s, policy=policy,
+        priors=shipped_priors(environment.device_type),
     )  # fmt: skip
     if unsettled is not None:
         state.measured = unsettled.counts["measured"]
@@ -116,10 +119,14 @@ def tune(
     with suppress(OverError), state.within("search"):
         state.twins = known_twins(space, database, environment)
     over_s = inf if options.limits.seconds is None else max(spent.seconds, options.limits.seconds) + policy.slack_s
-    opened = frozenset[str]() if options.limits == Limits() else open_plan(space, database, measurer, state, over_s)
-    doubted = _doubted(database, key, environment.key) if unsettled is None else frozenset[str]()
-    unconfirmed = opened if unsettled is None else with_known_calls(space, database, environment.key).calls.keys()
-    known = measure_missing(space, database, measurer, state, unconfirmed=unconfirmed, doubted=doubted)
+    with likely_compiled(space, database, measurer, state) as compilation:
+        limited = options.limits != Limits()
+        opened = open_plan(space, database, measurer, state, over_s) if limited else frozenset[str]()
+        doubted = _doubted(database, key, environment.key) if unsettled is None else frozenset[str]()
+        unconfirmed = opened if unsettled is None else with_known_calls(space, database, environment.key).calls.keys()
+        known = measure_missing(
+            space, database, measurer, state, unconfirmed=unconfirmed, doubted=doubted, compilation=compilation
+        )
     space = state.space
     known = known.with_opened(opened, cell_counts(space, known.measurements))
     if unsettled is not None:

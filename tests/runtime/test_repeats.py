@@ -11,7 +11,7 @@ from autotuner.space import Choice
 from autotuner.space.fusion import repeats
 from tests.runtime import plans
 from tests.runtime.plans import SITES, WITH_DROPOUT, model, solved
-from tests.runtime.regions import assert_same, declared_ports, drawn, given, operands, reference
+from tests.runtime.regions import assert_same, declared_ports, drawn, given, operands, reference, step
 
 MODELS = {
     "post-norm": (model(p=WITH_DROPOUT), {f"{AGAIN}activation_dropped", f"{AGAIN}norm1"}),
@@ -47,7 +47,7 @@ def repeating(of: Model) -> Configuration:
 def test_a_plan_that_repeats_computes_what_its_graph_does_in_float64(name: str) -> None:
     of, wanted = MODELS[name]
     found = repeating(of)
-    again = {n for step in found.steps for n, _ in step.outputs if n.startswith(AGAIN) and step.recomputed}
+    again = {n for each in found.steps for n, _ in each.outputs if n.startswith(AGAIN) and each.recomputed}
     assert wanted <= again
     region = TunedRegion(found, declared_ports(of))
     inputs, parameters = operands(of)
@@ -56,3 +56,22 @@ def test_a_plan_that_repeats_computes_what_its_graph_does_in_float64(name: str) 
     torch.autograd.backward(outputs, given(outputs))
     results = [*(y.detach() for y in outputs), *(leaf.grad for leaf in (*inputs, *parameters))]
     assert_same(results, reference(found, region, [*inputs, *parameters], masks))
+
+
+def test_forward_leaves_nothing_that_backward_makes_again_anyway() -> None:
+    extents = {"b": 2, "l": 6, "h": 8, "g": 1, "r": 2, "p": 4, "f": 12}
+    of = load_model("llama-block").instantiate(extents=extents, dtype="float64")
+
+    def cost(choice: Choice) -> float | None:
+        inside = {"activation", "gated"} == set(choice.cover.operators) and choice.cover.outputs == ("gated",)
+        again = choice.cover.recomputed == ("activation",) and not choice.cover.remade
+        return 1.0 if choice.candidate.kernel == "inductor" and (inside or again) else None
+
+    found = solved(of, 0, cost=cost, also=("inductor",))
+    left = {each.operators: [name for name, _ in each.outputs] for each in found.steps}
+    assert left["activation", "gated"] == ["gated"]
+    assert [each for each in found.steps if each.phase == "backward" and each.recomputed == ("activation",)]
+    region = TunedRegion(found, declared_ports(of))
+    inputs, parameters = operands(of)
+    results = step(region.call, inputs, parameters)
+    assert_same(results, reference(found, region, [*inputs, *parameters], {}))

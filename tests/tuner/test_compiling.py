@@ -1,6 +1,6 @@
 """Calls that are compiled while others are timed: each is timed once it is compiled, and the answer is the same."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from autotuner.database import Database
 from autotuner.ir.models import Model
 from autotuner.ir.records import Call, Measurement
 from autotuner.kernels import KERNELS
+from autotuner.measure.roofline import Roofline
 from autotuner.settings import Limits
 from autotuner.tuner import Progress
 from autotuner.tuner import state as state_module
@@ -17,6 +18,7 @@ from autotuner.tuner.state import TuningState
 from tests.made_up import CPU, space_of, times
 from tests.tuner.asking import Asking, tune
 from tests.tuner.beside import CompilingBeside
+from tests.tuner.conftest import Recorded
 
 
 class Beside(CompilingBeside, Asking):
@@ -132,3 +134,76 @@ def test_the_noise_floor_is_not_measured_behind_the_limit(small: Model, database
     assert measurer.asked_for_noise == 0
     tune(small, CPU, database, measurer)
     assert measurer.asked_for_noise == 1
+
+
+class Roofed(Beside):
+    """Has ceilings, and says when they and what is compiled were asked for."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.events: list[str] = []
+
+    def ceilings(self, dtypes: Collection[str]) -> Roofline:
+        self.events.append("ceilings")
+        return super().ceilings(dtypes)
+
+    def compile_beside(self, calls: Sequence[Call]) -> None:
+        self.events.append("compile" if calls else "give up")
+        super().compile_beside(calls)
+
+    def measure(self, races: Iterable[Sequence[Call]]) -> Iterator[tuple[Call, Measurement]]:
+        for found in super().measure(races):
+            self.events.append("measured")
+            yield found
+
+
+LIMITED: dict[str, Any] = {"limits": Limits(seconds=1000.0)}
+"""Of what is asked of a run, which then looks for what is likely first."""
+
+
+def roofed(recorded: Recorded) -> Roofed:
+    return Roofed(recorded.measurements, recorded.environment, ceilings=recorded.ceilings)
+
+
+def test_what_is_likely_to_be_timed_is_compiled_while_the_first_plan_is_measured(
+    recorded: Recorded, database: Database
+) -> None:
+    measurer = roofed(recorded)
+    found = tune(recorded.model, recorded.file, database, measurer, **LIMITED)
+    assert measurer.events[:3] == ["ceilings", "compile", "measured"]
+    assert measurer.events.count("ceilings") == 1
+    opening = measurer.answered[: len(recorded.model.graph().operators)]
+    assert not [key for key in opening if KERNELS[recorded.space.calls[key].candidate.kernel].compiles]
+    early = [key for key in measurer.order if key in set(measurer.asked)]
+    assert early
+    assert len(measurer.order) == len(set(measurer.order)), "nothing is compiled twice"
+    alone = tune(recorded.model, recorded.file, database, roofed(recorded), remeasure=True)
+    assert found.certificate.predicted_us <= 1.02 * alone.certificate.predicted_us
+
+
+@pytest.mark.parametrize("asked", [{}, {**LIMITED, "exhaustive": True}], ids=["no limit", "everything"])
+def test_nothing_is_likely_where_there_is_no_limit_or_all_is_measured(
+    recorded: Recorded, database: Database, asked: Any
+) -> None:
+    measurer = roofed(recorded)
+    tune(recorded.model, recorded.file, database, measurer, **asked)
+    assert measurer.events.index("measured") < measurer.events.index("ceilings")
+
+
+def test_a_likely_call_that_cannot_be_compiled_is_known_as_failed(recorded: Recorded, database: Database) -> None:
+    class Unbuilt(Roofed):
+        def fails(self, _call: Call) -> Measurement | None:
+            return Measurement("error", message="no compiler")
+
+    measurer = Unbuilt(recorded.measurements, recorded.environment, ceilings=recorded.ceilings)
+    found = tune(recorded.model, recorded.file, database, measurer, **LIMITED)
+    assert found.counts["status_error"] == len(measurer.order) > 0
+    assert not set(measurer.order) & set(measurer.asked)
+
+
+def test_what_is_likely_is_given_up_where_the_first_plan_is_interrupted(recorded: Recorded, database: Database) -> None:
+    measurer = Roofed(recorded.measurements, recorded.environment, 2, recorded.ceilings)
+    with pytest.raises(KeyboardInterrupt):
+        tune(recorded.model, recorded.file, database, measurer, **LIMITED)
+    assert measurer.events[-1] == "give up"
+    assert measurer.waiting == []

@@ -1,11 +1,16 @@
 """Learned costs: what is said of calls that are not measured, by those that are."""
 
+import json
 import random
+from dataclasses import replace
 
 import pytest
 
+from autotuner.database import open_database
+from autotuner.database.recorded import recordings, unpacked
 from autotuner.measure.roofline import Work, work_of
 from autotuner.tuner.learned import ALIKE, COVERAGE, Traits, learned_costs, traits_of
+from autotuner.tuner.priors import FILE, priors_of, priors_of_database, shipped_priors, written
 from tests.tuner.conftest import Recorded
 
 
@@ -71,3 +76,42 @@ def test_too_few_measured_calls_say_nothing() -> None:
 
 def traits_with(family: str, moved_bytes: float, **flop: float) -> Traits:
     return Traits(family, Work(moved_bytes, flop))
+
+
+def test_priors_say_what_is_expected_until_the_calls_of_a_family_do() -> None:
+    """The closer name counts, before what every call says and behind what nine of the own family do."""
+    traits = {str(n): replace(traits_with("one", 1.0), priors=("near", "far")) for n in range(11)}
+    traits |= {"far": replace(traits_with("two", 1.0), priors=("no", "far")), "none": traits_with("three", 1.0)}
+    optimistic = dict.fromkeys(traits, 1.0)
+    priors = {"near": (4.0, 6.0), "far": (2.0, 3.0)}
+    nothing = learned_costs(traits, optimistic, {}, priors=priors)
+    assert (nothing.likely_us["0"], nothing.median_us["0"]) == (4.0, 6.0)
+    assert (nothing.likely_us["far"], nothing.median_us["far"]) == (2.0, 3.0)
+    assert (nothing.likely_us["none"], nothing.median_us["none"]) == (1.0, 1.0)
+    measured = learned_costs(traits, optimistic, {str(n): 8.0 + n for n in range(10)}, priors=priors)
+    assert measured.likely_us["10"] == 8.0
+    assert measured.likely_us["far"] == 2.0
+    assert measured.likely_us["none"] == 8.0
+
+
+def test_priors_of_calls_are_what_they_took_above_the_roofline(recorded: Recorded) -> None:
+    times = [(recorded.space.calls[key], m.median_us) for key, m in recorded.measurements.items() if m.median_us]
+    found = priors_of(times, recorded.ceilings)
+    kernel = "torch_matmul"
+    ratios = sorted(
+        us / recorded.ceilings.optimistic_us(work_of(call)) for call, us in times if call.candidate.kernel == kernel
+    )
+    assert len(ratios) >= 9
+    likely, median = found[kernel]
+    assert sum(ratio >= likely - 0.001 for ratio in ratios) >= COVERAGE * len(ratios)
+    assert 0.4 <= sum(ratio >= median for ratio in ratios) / len(ratios) <= 0.6
+    assert f"{kernel} contraction" in found
+    assert json.loads(written(found)) == {name: list(pair) for name, pair in found.items()}
+
+
+def test_priors_that_come_with_the_package_are_those_of_its_recording() -> None:
+    (recording,) = recordings()
+    with unpacked(recording) as file, open_database(file, make=False) as database:
+        assert FILE.read_text() == written(priors_of_database(database)), "run scripts/record_measurements"
+    assert shipped_priors("cuda")["triton_attention"][0] > 1.5
+    assert shipped_priors("cpu") == {}
