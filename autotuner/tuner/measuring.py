@@ -280,7 +280,7 @@ class _Strategy:
         """Measure the best plan at optimistic costs, and what else could matter, batch after batch."""
         runner, ledger, state = self._runner, self._ledger, self._state
         state.expect(None)  # with each solution, less may matter
-        first = list(openers(self._space, ledger.open_keys()))
+        first = list(openers(self._space, ledger.open_keys(), self._opened()))
         if state.ends_by_twins:  # nothing else would have it measured
             doubtful = ledger.before.keys() & ledger.open_keys() - {race[0].key for race in first}
             first += races(self._space, doubtful)
@@ -311,6 +311,18 @@ class _Strategy:
             self._searches.search(dict.fromkeys(cells[key] for key in cells if key in batch), meanwhile)
             runner.measure(others)
             state.rival_rounds += state.ends_by_twins and estimated is not None and estimated <= WIDE
+
+    def _opened(self) -> frozenset[str] | None:
+        """Return the keys of what is measured and works, where a run with limits has a plan of it; None otherwise."""
+        if self._state.options.limits == Limits():
+            return None
+        known = self._ledger.known.items()
+        times = {key: found.median_us for key, found in known if found.median_us is not None}
+        try:
+            self._state.problem().solve({key: us for key, us in times.items() if key in self._space.calls})
+        except InfeasibleError:
+            return None
+        return frozenset(times)
 
     def _narrow(self) -> None:
         """Measure conversions to inexact formats and back, if any: no fastest plan has them, and leaner ones may."""

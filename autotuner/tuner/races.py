@@ -1,7 +1,7 @@
 """Races: which calls of a space compete, and in which order they are timed."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Set
 
 from autotuner.ir.records import Call
 from autotuner.solve.baselines import is_declared
@@ -25,13 +25,25 @@ class Competitors:
         return {key for group in self._groups[call.key] for key in self._computed[group]}
 
 
-def openers(space: Space, keys: set[str]) -> Iterator[list[Call]]:
-    """Yield one call for each operator alone, in declared layouts: together they are a first plan."""
+def openers(space: Space, keys: set[str], working: Set[str] | None = None) -> Iterator[list[Call]]:
+    """Yield one call for each operator alone, in declared layouts: together they are a first plan.
+
+    Args:
+        keys: of the calls that may be measured.
+        working: of those that are measured and work, where they make a plan already: then operators of which none is
+            alone among them need no opener.
+    """
+    alone = [
+        choice for choice in space.choices if len(choice.cover.operators) == 1 and is_declared(space.graph, choice)
+    ]
     opened: set[tuple[str, ...]] = set()
+    if working is not None:
+        opened = {choice.cover.operators for choice in alone}
+        opened -= {choice.cover.operators for choice in alone if choice.call.key in working}
     yielded: set[str] = set()
-    for choice in space.choices:
+    for choice in alone:
         operators = choice.cover.operators
-        if len(operators) == 1 and operators not in opened and is_declared(space.graph, choice):
+        if operators not in opened:
             opened.add(operators)
             if choice.call.key in keys - yielded:
                 yielded.add(choice.call.key)

@@ -214,6 +214,23 @@ def test_what_is_chosen_is_confirmed_and_the_run_goes_on_where_that_made_it_slow
     assert found.certificate.predicted_us > 20.0 * len(found.steps), "a lucky first timing of 20 us is not believed"
 
 
+def test_where_there_is_a_plan_operators_that_are_inside_of_others_there_need_no_call_of_their_own(
+    small: Model,
+) -> None:
+    space = space_of(small)
+    first = [race[0] for race in openers(space, set(space.calls))]
+    operators = {
+        choice.call.key: choice.cover.operators for choice in space.choices if len(choice.cover.operators) == 1
+    }
+    without = first[0]
+    working = {call.key for call in first[1:]}
+    left = set(space.calls) - working
+    again = [race[0].key for race in openers(space, left, working)]
+    assert without.key in {race[0].key for race in openers(space, left)}
+    assert without.key not in again
+    assert operators[without.key] not in {operators[key] for key in again}
+
+
 def test_what_another_run_stores_meanwhile_is_not_measured(small: Model, tmp_path: Path) -> None:
     known = slower(small)
     with open_database(tmp_path / "shared.sqlite") as database:
