@@ -22,8 +22,8 @@ def likely_compiled(
     """Have likely calls compiled beside what is done inside; what is not compiled in the end is given up.
 
     What is likely follows from what the database knows of this shape and of others, from priors, and from the device's
-    ceilings, which are measured now where the run will need them anyway. Without a limit of seconds, or where all is
-    going to be measured, nothing is compiled yet.
+    ceilings, which are measured now where the run will need them anyway. Without a limit of seconds, where a plan is
+    known already, or where all is going to be measured, nothing is compiled yet.
     """
     compilation = Compilation(measurer, state)
     try:
@@ -44,6 +44,8 @@ def _begin(
     ceilings = Roofline.from_facts(database.facts(environment_key))
     missing = len(space.calls.keys() - known.keys())
     if not missing or (missing < state.policy.few_calls and not ceilings.moved.rungs):
+        return
+    if state.has_plan(known):
         return
     state.ceilings = with_ceilings(space, database, measurer, state, ceilings)
     likely = (space.calls[key] for key in state.likely_keys(known, LIKELY) if key in space.calls)

@@ -316,13 +316,10 @@ class _Strategy:
         """Return the keys of what is measured and works, where a run with limits has a plan of it; None otherwise."""
         if self._state.options.limits == Limits():
             return None
-        known = self._ledger.known.items()
-        times = {key: found.median_us for key, found in known if found.median_us is not None}
-        try:
-            self._state.problem().solve({key: us for key, us in times.items() if key in self._space.calls})
-        except InfeasibleError:
+        known = self._ledger.known
+        if not self._state.has_plan(known):
             return None
-        return frozenset(times)
+        return frozenset(key for key, measurement in known.items() if measurement.median_us is not None)
 
     def _narrow(self) -> None:
         """Measure conversions to inexact formats and back, if any: no fastest plan has them, and leaner ones may."""

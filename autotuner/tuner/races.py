@@ -30,15 +30,15 @@ def openers(space: Space, keys: set[str], working: Set[str] | None = None) -> It
 
     Args:
         keys: of the calls that may be measured.
-        working: of those that are measured and work, where they make a plan already: then operators of which none is
-            alone among them need no opener.
+        working: of those that are measured and work, where they make a plan already: then operators between products,
+            of which none is alone among them, need no opener.
     """
     alone = [
         choice for choice in space.choices if len(choice.cover.operators) == 1 and is_declared(space.graph, choice)
     ]
     opened: set[tuple[str, ...]] = set()
     if working is not None:
-        opened = {choice.cover.operators for choice in alone}
+        opened = {choice.cover.operators for choice in alone if choice.call.subgraph.kinds != ("contraction",)}
         opened -= {choice.cover.operators for choice in alone if choice.call.key in working}
     yielded: set[str] = set()
     for choice in alone:

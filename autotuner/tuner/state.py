@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from time import monotonic
 
 from autotuner.checkpoint import OverError, until
+from autotuner.errors import InfeasibleError
 from autotuner.ir.records import Measurement
 from autotuner.measure.roofline import NO_ROOFLINE, Roofline
 from autotuner.settings import TuneOptions
@@ -28,7 +29,8 @@ EARLY_SHARE = 0.5
 """Of the limits: what is compiled and never timed would be of no use, nor a search while others have no time."""
 
 SHARES: Mapping[str, float] = {
-    **dict.fromkeys(("search", "compile", "ceilings"), EARLY_SHARE), "compile_beside": 0.8, "measure": 0.9,
+    **dict.fromkeys(("search", "compile", "ceilings"), EARLY_SHARE),
+    "likely": 0.2, "compile_beside": 0.8, "measure": 0.9,
 }  # fmt: skip
 """Of the seconds, after which a stage ends; the rest is for confirming what would be chosen. What is compiled beside
 timing keeps nothing waiting, so that ends later."""
@@ -214,10 +216,21 @@ class TuningState:
         self._solved_at = monotonic()
         self._solving_s = self._solved_at - began
 
+    def has_plan(self, known: Mapping[str, Measurement]) -> bool:
+        """Say whether there is a plan of what is measured and works."""
+        calls = self.space.exact.calls
+        try:
+            self.problem().solve(
+                {key: m.median_us for key, m in known.items() if m.median_us is not None and key in calls}
+            )
+        except InfeasibleError:
+            return False
+        return True
+
     def likely_keys(self, known: Mapping[str, Measurement], most: int) -> Sequence[str]:
         """Return the keys of calls that are likely to be wanted: of the plans that are expected to be best, about
         `most` in all. Where the time for looking is over, there are none."""
-        with suppress(OverError), self.within("search"):
+        with suppress(OverError), self.within("likely"):
             expected = self._relaxed().bounds(known, self.ceilings, self.options.gap or 0.0)
             return () if expected is None else expected.following(most)
         return ()
