@@ -13,16 +13,12 @@ Failed = Callable[[Call, Measurement], None]
 
 
 class Compilation:
-    """Calls of a run that are compiled, each once.
+    """Calls of a run that are compiled, each once; `hand_over` says who is told which cannot be."""
 
-    Args:
-        failed: told which call cannot be compiled, and why; without it, `hand_over` says later who is.
-    """
-
-    def __init__(self, measurer: MeasurerProtocol, state: TuningState, failed: Failed | None = None) -> None:
+    def __init__(self, measurer: MeasurerProtocol, state: TuningState) -> None:
         self._measurer, self._state = measurer, state
         self._failures: list[tuple[Call, Measurement]] = []
-        self._failed: Failed = failed or (lambda call, problem: self._failures.append((call, problem)))
+        self._failed: Failed = lambda call, problem: self._failures.append((call, problem))
         self._begun: set[str] = set()
         self._building: dict[str, Call] = {}
         """By key, the calls that are compiled beside timing, or wait for it, in order."""

@@ -27,7 +27,7 @@ def likely_compiled(
     """
     compilation = Compilation(measurer, state)
     try:
-        if state.options.limits.seconds is not None and compilation.is_beside:
+        if state.options.limits.seconds is not None and compilation.is_beside and not state.is_exhaustive:
             _begin(compilation, space, database, measurer, state)
         yield compilation
     finally:
@@ -37,15 +37,12 @@ def likely_compiled(
 def _begin(
     compilation: Compilation, space: Space, database: Database, measurer: MeasurerProtocol, state: TuningState
 ) -> None:
-    options, environment_key = state.options, measurer.environment.key
-    if options.exhaustive or options.budget_bytes is not None:
-        return
+    environment_key = measurer.environment.key
     known = database.find(environment_key, list(space.calls))
     ceilings = Roofline.from_facts(database.facts(environment_key))
     missing = len(space.calls.keys() - known.keys())
-    if not missing or (missing < state.policy.few_calls and not ceilings.moved.rungs):
-        return
-    if state.has_plan(known):
+    is_small = missing < state.policy.few_calls and not ceilings.moved.rungs  # all of it is measured
+    if not missing or is_small or state.has_plan(known):
         return
     state.ceilings = with_ceilings(space, database, measurer, state, ceilings)
     likely = (space.calls[key] for key in state.likely_keys(known, LIKELY) if key in space.calls)

@@ -145,10 +145,9 @@ class _Strategy:
         """Measure until enough is known, confirm the chosen calls, and go on where that changes what matters."""
         ledger, finals, state = self._ledger, self._finals, self._state
         known = Roofline.from_facts(self._database.facts(self._environment))
-        everything = state.options.exhaustive or state.options.budget_bytes is not None
-        if not everything:
+        if not state.is_exhaustive:
             self._narrow()  # before anything says that enough is known
-        lazy = not everything and self._lazy(has_ceilings=bool(known.moved.rungs))
+        lazy = not state.is_exhaustive and self._lazy(has_ceilings=bool(known.moved.rungs))
         if lazy:
             state.searched_us = self._searches.expected_us
             if not state.enough():

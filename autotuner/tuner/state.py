@@ -121,6 +121,11 @@ class TuningState:
         return self._solving_s
 
     @property
+    def is_exhaustive(self) -> bool:
+        """True where every call is to be measured: as asked, or under a memory budget."""
+        return self.options.exhaustive or self.options.budget_bytes is not None
+
+    @property
     def left_s(self) -> float | None:
         """Seconds left of the job's limit; None without a limit."""
         return None if self.options.limits.seconds is None else max(0.0, self.options.limits.seconds - self.spent_s)

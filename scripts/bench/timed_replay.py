@@ -216,7 +216,7 @@ class TimedReplay(Replay):
         return 0.003
 
     def ceilings(self, dtypes: Collection[str]) -> Roofline:
-        self._spend(self._begins_at + CEILINGS_S - self._clock() if self._begins_at > self._clock() else CEILINGS_S)
+        self._spend(max(0.0, self._begins_at - self._clock()) + CEILINGS_S)
         return super().ceilings(dtypes)
 
     def counts(self) -> Mapping[str, int]:
