@@ -130,6 +130,9 @@ class RegionPlan:
             ),
             stacks=tuple(stacks_of([self.memory.geometry(port, "grad_") for port in ports.parameters])),
             unreached=self._unreached(),
+            read_again=tuple(
+                place for place, port in enumerate(ports.inputs) if port.members[0] in self.memory.read_again
+            ),
             state_bytes=StateMemory.of(self.memory, self.device_type).size_bytes,
         )
 
@@ -146,6 +149,10 @@ class RegionPlan:
     def kept_bytes(self) -> int:
         """Bytes that forward leaves for backward, beside inputs, where regions share a scratch."""
         return StateMemory.of(self.memory, self.device_type).held_bytes + self.memory.kept_bytes
+
+    def input_bytes(self, place: int) -> int:
+        """Return the bytes of an input."""
+        return self.memory.buffers[self.memory.geometry(self.ports.inputs[place]).buffer].size_bytes
 
     @property
     def gradients_bytes(self) -> int:

@@ -34,11 +34,13 @@ class RegionWay:
     Args:
         region: by its plan.
         repeats: whether backward runs the forward again, so that this leaves nothing.
+        inputs_bytes: of inputs that get gradients and that no backward reads: a repeat alone needs them.
         copied_bytes: of parameters that lie otherwise than the plan says, known once it has been called.
     """
 
     region: TunedRegion
     repeats: bool
+    inputs_bytes: int = 0
     copied_bytes: int = 0
 
     @property
@@ -69,8 +71,8 @@ class RegionWay:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that its forward leaves for backward, beside its inputs."""
-        return 0 if self.repeats else self.own_bytes
+        """Bytes that its forward leaves for backward, beside inputs that are there in any way."""
+        return self.inputs_bytes if self.repeats else self.own_bytes
 
 
 class RegionChoice:
@@ -95,9 +97,16 @@ class RegionChoice:
         """
         self._graphs = graphs
         first = regions[0]
-        results = replace(first.plan.results, in_place=True, state_bytes=None, repeats=False)
         alike = [region for region in regions if _handed(region) == _handed(first)]
-        self.ways = tuple(RegionWay(region, repeats) for repeats in (False, True) for region in alike)
+        read_again = sorted({place for region in alike for place in region.plan.results.read_again})
+        results = replace(
+            first.plan.results, in_place=True, state_bytes=None, repeats=False, read_again=tuple(read_again)
+        )
+        inputs_bytes = sum(
+            first.plan.input_bytes(place)
+            for place, gradient in enumerate(results.gradients) if gradient is not None and place not in read_again
+        )  # fmt: skip
+        self.ways = tuple(RegionWay(region, repeats, inputs_bytes) for repeats in (False, True) for region in alike)
         self.fastest = min(self.ways, key=lambda way: way.time_us)
         self.leanest = self._leanest()
         self._called_with: list[int] = []

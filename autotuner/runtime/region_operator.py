@@ -51,13 +51,14 @@ class RegionResults:
         outputs: as forward returns them.
         gradients: of the inputs, as backward returns them; None for an input that no gradient reaches.
         stacks: of the gradients of parameters; see `gradient_stacks`.
-        in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. The inputs
-            are saved for backward then.
+        in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. Inputs that
+            backward reads are saved for it then.
         state_bytes: of what forward leaves for backward, see `saved_state`; None where that is a ticket, see `ticket`.
         repeats: whether gradients that are differentiated again (`create_graph=True`) are made by plain operators,
-            which run the forward once more. The inputs are saved for backward then.
+            which run the forward once more. All inputs are saved for backward then.
         unreached: for each output, the places among inputs and then parameters that its gradient does not reach, see
             `gradient_paths`; () where each gradient reaches all that `gradients` says.
+        read_again: places of the inputs that backward reads.
     """
 
     outputs: tuple[Strided, ...]
@@ -67,10 +68,13 @@ class RegionResults:
     state_bytes: int | None = 1
     repeats: bool = False
     unreached: tuple[tuple[int, ...], ...] = ()
+    read_again: tuple[int, ...] = ()
 
-    @property
-    def keeps_inputs(self) -> bool:
-        return self.in_place or self.repeats
+    def kept(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the inputs that are saved for backward."""
+        if self.repeats:
+            return inputs
+        return [inputs[place] for place in self.read_again] if self.in_place else []
 
     @cached_property
     def told(self) -> list[Strided]:
@@ -89,7 +93,8 @@ class RegionResults:
             tuple(None if each is None else Strided(each[0], tuple(each[1]), tuple(each[2])) for each in value[name])
             for name in ("outputs", "gradients")
         )
-        lists = {"stacks": tuple(value["stacks"]), "unreached": tuple(map(tuple, value["unreached"]))}
+        lists = {name: tuple(value[name]) for name in ("stacks", "read_again")}
+        lists["unreached"] = tuple(map(tuple, value["unreached"]))
         return RegionResults(**{**value, **lists, "outputs": outputs, "gradients": gradients})
 
     def reached(
@@ -223,7 +228,7 @@ def run_backward(
         number: as forward got it.
         state: what forward has left, or a copy of it.
         grads: of the outputs, of which one at least is there; None stands for zeros.
-        inputs: those of the forward, where it may have read them in place, so that they stay as they are until here.
+        inputs: those of the forward that `RegionResults.kept` tells, so that what was read in place stays until here.
         parameters: those of the forward, so that torch notices one that was changed in place since.
         results: as forward got it.
         wanted: for each input that a gradient reaches and each parameter, whether its gradient is.
@@ -241,7 +246,8 @@ def run_backward(
     if held is None:
         device = next(grad.device for grad in grads if grad is not None)
         restored = _region(number).restored
-        held, keeps = restored(state, inputs, parameters, device, in_place=known.in_place), False
+        again = [inputs[place] for place in known.read_again] if known.repeats else inputs
+        held, keeps = restored(state, again, parameters, device, in_place=known.in_place), False
     in_place = known.in_place and isinstance(held, Lease) and held.gives_back
     region, count = _REGIONS.get(number), len(wanted) - len(parameters)
     places = [*[None] * count, *places_of(number, parameters, wanted[count:])]
@@ -284,10 +290,10 @@ def _(
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[list[Tensor], Tensor]) -> None:
     ctx.number, _, of_inputs, parameters, ctx.results, _ = inputs
-    read_again = of_inputs if RegionResults.parse(ctx.results).keeps_inputs else []
-    ctx.ahead = len(read_again)
+    kept = RegionResults.parse(ctx.results).kept(of_inputs)
+    ctx.ahead = len(kept)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1], *read_again, *parameters)
+    ctx.save_for_backward(output[1], *kept, *parameters)
 
 
 def _backward(ctx: Any, grads: list[Tensor | None], _: Tensor | None) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """Stages: the memory of a workspace that inputs and gradients of outputs are copied to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -47,15 +47,19 @@ class Stages:
     def __len__(self) -> int:
         return len(self._ports)
 
-    def take(self, tensors: Sequence[Tensor | None], *, in_place: bool) -> dict[Place, Tensor]:
+    def take(
+        self, tensors: Sequence[Tensor | None], *, in_place: bool, names: Collection[str] | None = None
+    ) -> dict[Place, Tensor]:
         """Copy tensors in, None as zeros; return those that are to be read where they are, and stages that are new.
 
         Args:
             in_place: whether tensors that lie as the plan says are.
+            names: of the ports' members that are given; None for all of them.
         """
+        ports = [port for port in self._ports if names is None or port[1][0][0] in names]
         read: dict[Place, Tensor] = {}
         made: dict[Place, Tensor] = {}
-        for (lies, places), tensor in zip(self._ports, tensors, strict=True):
+        for (lies, places), tensor in zip(ports, tensors, strict=True):
             if tensor is not None and in_place and self._lies_like(tensor, lies):
                 (place,) = places
                 read[place] = tensor.detach().as_strided(
@@ -71,6 +75,15 @@ class Stages:
                 stage.copy_(tensor)
         self.in_place |= read.keys()
         return read | made
+
+    def leave(self, places: Collection[Place]) -> set[Place]:
+        """Give up those of the places that lie outside of the arena or are read in place; return them."""
+        outside = {place for place in places if self._plan.buffers[self._plan.buffer_of[place]].role == "input"}
+        left = self.in_place.intersection(places) | outside
+        self.in_place -= left
+        for number in {self._plan.buffer_of[place] for place in outside}:
+            self._bases.pop(number, None)
+        return left
 
     def put_back(self) -> dict[Place, Tensor]:
         """Read nothing in the caller's memory any more; return views of the stages for what was read there."""

@@ -153,7 +153,12 @@ class StepLog:
 def _way(way: RunsSo, calls: int) -> Way:
     """Return a way as the solver reads it; of a region with several calls under way, one of them runs."""
     rest = max(0, calls - 1) * way.held_bytes
-    return Way(way.time_us, calls * way.held_bytes, rest + way.own_bytes, rest + way.own_bytes)
+    return Way(way.time_us, calls * way.held_bytes, rest + way.own_bytes, rest + _in_backward(way))
+
+
+def _in_backward(way: RunsSo) -> int:
+    """Return the bytes that a call holds while its backward runs."""
+    return way.own_bytes + (way.held_bytes if way.repeats else 0)
 
 
 def _used(lap: Lap, ways: Mapping[HasWays, RunsSo]) -> int:
@@ -163,5 +168,5 @@ def _used(lap: Lap, ways: Mapping[HasWays, RunsSo]) -> int:
         return held
     # At the end of its forward and in its backward, a region's own call is under way as well.
     way = ways[lap.region]
-    own = way.own_bytes - (way.held_bytes if lap.region in lap.under_way else 0)
-    return held + own
+    running = _in_backward(way) if lap.phase == BACKWARD else way.own_bytes
+    return held + running - (way.held_bytes if lap.region in lap.under_way else 0)

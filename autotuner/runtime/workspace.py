@@ -139,6 +139,9 @@ class Workspace:
             handed = [*self.outputs.handed(made, range(len(made.handed))), *self._shown.handed()]
             if self.gives_back:
                 self.outputs.drop("forward")
+                self.steps.drop(
+                    self._inputs.leave([p for name, p in self.plan.inputs.items() if name not in self.plan.read_again])
+                )
             return handed
 
     def backward(
@@ -212,14 +215,15 @@ class Workspace:
 
         Args:
             state: its `state`, on any device.
-            inputs: those of the forward, where the plan keeps them outside of the arena; none of them otherwise.
+            inputs: those of the forward that backward reads, where the plan keeps inputs outside of the arena; none of
+                them otherwise.
             current: the caller's parameters, in the order of `lying`, with the values that forward saw.
         """
         with self._turn():
             self._consumed = False
             self._put_back(self._inputs, self._given)
             if inputs:
-                self._move(self._inputs.take(inputs, in_place=False))
+                self._move(self._inputs.take(inputs, in_place=False, names=self.plan.read_again))
             self._move(self.parameters.follow(current))
             self.parameters.take(current)
             for copy in self.parameters.copying:

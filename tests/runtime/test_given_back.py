@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from autotuner.ir.models import ModelFile
+from autotuner.ir.models.schema import parse_definition
 from autotuner.measure.devices.cpu_sampling import allocated_bytes
 from autotuner.plan.memory_planner import MemoryPlan
 from autotuner.runtime.region import TunedRegion
@@ -18,6 +20,21 @@ from tests.runtime.plans import configuration, model
 from tests.runtime.regions import assert_same, declared_ports, operands, step
 
 LAYERS = 6
+SCALED = {
+    "version": 1,
+    "name": "scaled",
+    "dtype": "float64",
+    "axes": {"b": "batch", "h": "hidden"},
+    "inputs": {"x": {"axes": "bh"}},
+    "parameters": {},
+    "operators": [
+        {"name": "halved", "kind": "scale", "spec": "bh->bh", "inputs": ["x"], "outputs": ["halved"],
+         "attributes": {"factor": 0.5}},
+        {"name": "y", "kind": "gelu_erf", "spec": "bh->bh", "inputs": ["halved"], "outputs": ["y"]},
+    ],
+    "outputs": ["y"],
+}  # fmt: skip
+"""What backward reads is made of the input, and is not the input."""
 WIDE = {"b": 4, "l": 64, "h": 64, "n": 4, "p": 16, "f": 256}
 
 
@@ -137,3 +154,28 @@ def test_a_step_needs_what_its_forward_leaves_and_one_layer_more() -> None:
     least = LAYERS * plan.kept_bytes + (plan.arena_bytes - plan.kept_bytes) + LAYERS * x + weights
     assert least <= found <= 1.05 * least
     assert 1.15 * found < kept < 1.25 * found
+
+
+def test_an_input_that_backward_does_not_read_has_no_memory_behind_forward() -> None:
+    of = ModelFile("test", parse_definition(SCALED, "test")).instantiate(extents={"b": 64, "h": 1024}, dtype="float64")
+    found, ports = configuration(of), declared_ports(of)
+    made = [TunedRegion(found, ports, in_place=True) for _ in range(LAYERS)]
+    plan: MemoryPlan = made[0].plan.memory
+    assert plan.read_again == frozenset()
+    ((x,), _), expected = operands(of), operands(of)[0]
+    y = expected[0]
+    for _ in made:
+        y = nn.functional.gelu(0.5 * y)
+    y.sum().backward()  # type: ignore[no-untyped-call]
+
+    def once() -> None:
+        x.grad = None
+        with sharing(Scratch(is_of_one_step=True)):
+            (y,) = one_behind_the_other(made, [])([x], [])
+            y.sum().backward()
+
+    once()  # kernels are built
+    assert_same([x.grad], [expected[0].grad])
+    least = LAYERS * plan.kept_bytes + (plan.arena_bytes - plan.kept_bytes) + x.nbytes
+    # Where a layer begins, what it reads and makes is there, and the gradients of both where its backward does.
+    assert least <= allocated_bytes(once) <= least + 2 * x.nbytes

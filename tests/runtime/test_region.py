@@ -207,9 +207,15 @@ def test_inputs_that_a_capture_would_read_in_place_are_kept_for_backward(backend
     wanted = step(shared, inputs, parameters)
     assert_same(step(region.call, *copies((inputs, parameters))), wanted)
     assert_same(step(compiled(region.call, backend), *copies((inputs, parameters))), wanted)
+    mask, x = inputs
     y, *_ = region.call(inputs, parameters)
     with torch.no_grad():
-        inputs[0].mul_(2)
+        mask.mul_(2)  # backward does not read it
+    (expected,) = torch.autograd.grad(shared(inputs, parameters)[0].sum(), x)
+    assert_same([torch.autograd.grad(y.sum(), x)[0]], [expected])
+    y, *_ = region.call(inputs, parameters)
+    with torch.no_grad():
+        x.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()  # type: ignore[no-untyped-call]
 

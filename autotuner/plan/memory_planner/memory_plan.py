@@ -223,6 +223,12 @@ class MemoryPlan:
         steps = [dict(zip(axes, self.strides(place), strict=True)) for place in places]
         return geometry(port, number, offsets, steps, dict(zip(axes, self.shape(places[0]), strict=True)))
 
+    @cached_property
+    def read_again(self) -> frozenset[str]:
+        """Names of the inputs that backward reads."""
+        read = {place for step in self.steps if step.phase == "backward" for place in step.inputs}
+        return frozenset(name for name, place in self.inputs.items() if place in read)
+
     def needed(self, wanted: Collection[str]) -> frozenset[int]:
         """Return the numbers of the backward steps that the wanted outputs need."""
         places = {self.outputs[name] for name in wanted}
