@@ -1,5 +1,6 @@
 """A small model of several element types: float32 residuals and parameters around products in bfloat16."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotuner.ir.models import Model, ModelFile
@@ -40,5 +41,5 @@ def definition(low: str = "bfloat16") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def mixed(low: str = "bfloat16") -> Model:
-    return ModelFile("mixed", parse_definition(definition(low), "mixed")).instantiate(extents=EXTENTS)
+def mixed(low: str = "bfloat16", extents: Mapping[str, int] = EXTENTS) -> Model:
+    return ModelFile("mixed", parse_definition(definition(low), "mixed")).instantiate(extents=extents)

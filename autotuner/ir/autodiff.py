@@ -8,10 +8,15 @@ from collections import Counter
 from collections.abc import Mapping
 
 from autotuner.errors import GraphError
-from autotuner.ir.derivatives import Derivative, Gradient, HandedOn
+from autotuner.ir.derivatives import Derivative, Gradient, HandedOn, of_normalised
 from autotuner.ir.graph import Graph, Operator, Tensor
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.operator_checks import check_operator, check_sizes, check_types
+
+NORMS = frozenset({"layer_norm", "rms_norm"})
+NARROW = frozenset({"bfloat16", "float16"})
+UNREAD = frozenset({"add", "bias", "cast", "dropout", "scale"})
+"""Kinds whose gradients do not read what they read first."""
 
 
 def training_graph(forward: Graph) -> Graph:
@@ -20,6 +25,9 @@ def training_graph(forward: Graph) -> Graph:
     Its outputs are those of forward, then the gradients of the inputs that a gradient reaches (an additive mask is a
     constant), then those of all parameters. The gradients of forward's outputs are given from outside. No operator is
     derived whose results are gradients of constants only.
+
+    Where products are in 16 bits and a norm is in float32, as under autocast, the norm leaves for backward what it has
+    normalised, in the type of the products, and not its input; see `norms_that_keep`.
 
     Where gradients meet, they are summed by binary `add` operators (running sum, next term). Contractions come last,
     each right before the `add` of its product, so that a kernel can add into the running sum.
@@ -42,7 +50,7 @@ def training_graph(forward: Graph) -> Graph:
         name=forward.name,
         extents=forward.extents,
         tensors=backward.tensors,
-        operators=(*forward.operators, *backward.operators),
+        operators=(*backward.of_forward(), *backward.operators),
         outputs=(*forward.outputs, *(backward.gradients[t.name] for t in sources if t.name in backward.gradients)),
     )
 
@@ -88,6 +96,28 @@ def constants(forward: Graph) -> set[str]:
     return found
 
 
+def norms_that_keep(forward: Graph) -> dict[str, str]:
+    """Return the norms that leave their normalised input for backward, each with the type that it is kept in.
+
+    They are those of float32 in a graph with products in 16 bits, whose input nobody else reads in backward, and was
+    not in 16 bits before. What is normalised is about 1 whatever the mean and the scale of the input are, so rounding
+    it changes a gradient by less than the products, which are rounded, do.
+    """
+    narrow = {forward.tensors[o.inputs[0]].dtype for o in forward.operators if o.kind == "contraction"} & NARROW
+    if len(narrow) != 1:
+        return {}
+    (dtype,) = narrow
+
+    def is_kept(norm: Operator) -> bool:
+        (x, *_), readers = norm.inputs, forward.consumers[norm.inputs[0]]
+        maker = forward.producers.get(x)
+        was_narrow = maker is not None and maker.kind == "cast" and forward.tensors[maker.inputs[0]].dtype in NARROW
+        others = [reader.kind for reader in readers if reader is not norm]
+        return forward.tensors[x].dtype == "float32" and not was_narrow and UNREAD.issuperset(others)
+
+    return {o.name: dtype for o in forward.operators if o.kind in NORMS and is_kept(o)}
+
+
 def gradient_of(operator: Operator) -> Gradient:
     """Return the gradient that an operator's kind declares.
 
@@ -120,6 +150,8 @@ class _Backward:
         self._reads = Counter(tensor for operator in forward.operators for tensor in operator.inputs)
         self._unvisited = Counter(self._reads)
         self._constants = constants(forward)
+        self._keeping = norms_that_keep(forward)
+        self._kept: dict[str, Operator] = {}
         for output in dict.fromkeys(forward.outputs):
             if output not in forward.producers:
                 raise GraphError(f"output {output!r} is made by no operator, so it has no gradient of its own")
@@ -139,12 +171,37 @@ class _Backward:
                 )
         if operator.outputs[0] in self.gradients:
             grad = self.gradients[operator.outputs[0]]
-            for derived in gradient_of(operator)(operator, grad):
+            for derived in self._derivatives(operator, grad):
                 self._plan(operator, derived, grad)
         for tensor in operator.inputs:
             self._unvisited[tensor] -= 1
             if not self._unvisited[tensor] and tensor not in self.forward.producers:
                 self._settle(tensor)
+
+    def of_forward(self) -> tuple[Operator, ...]:
+        """Return forward's operators, and behind norms those that make what these leave for backward."""
+        return tuple(
+            each for o in self.forward.operators for each in (o, self._kept.get(o.name)) if each is not None
+        )  # fmt: skip
+
+    def _derivatives(self, operator: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
+        if operator.name not in self._keeping:
+            return gradient_of(operator)(operator, grad)
+        return of_normalised(operator, grad, self._kept_of(operator, self._keeping[operator.name]))
+
+    def _kept_of(self, norm: Operator, dtype: str) -> str:
+        """Have a norm's input be normalised in forward, in a type that is kept; return the name of what is made."""
+        (x, *_), (y, *statistics) = norm.inputs, norm.outputs
+        axes, (rest, *_) = norm.input_axes[0], norm.output_axes[1:]
+        name = f"{y}_normalised"
+        while name in self.tensors:
+            name += "_"
+        self.tensors[name] = Tensor(name, self.tensors[x].axes, dtype, "activation")
+        spec = ",".join([axes, *[rest] * len(statistics)])
+        self._kept[norm.name] = Operator(
+            name, "normalised", f"{spec}->{axes}", (x, *statistics), (name,), (("dtype", dtype),)
+        )
+        return name
 
     def _plan(self, operator: Operator, derived: Derivative | HandedOn, grad: str) -> None:
         places = (derived.wrt,) if isinstance(derived, HandedOn) else derived.wrt

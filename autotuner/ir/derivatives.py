@@ -130,6 +130,22 @@ def rms_norm(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     )
 
 
+def of_normalised(o: Operator, grad: str, normalised: str) -> tuple[Derivative, ...]:
+    """Return the derivatives of a norm from what its input was normalised to, in place of the input."""
+    (x, *affine), (_, rest, *_) = o.input_axes, o.output_axes
+    read = ",".join([x, x, *affine[:1], rest])
+    into_input = Derivative(
+        "normalised_grad_input", f"{read}->{x}", (grad, normalised, *o.inputs[1:2], o.outputs[-1]),
+        attributes=(("centred", o.kind == "layer_norm"),),
+    )  # fmt: skip
+    if not affine:
+        return (into_input,)
+    places = tuple(range(1, len(o.inputs)))
+    return into_input, Derivative(
+        "normalised_grad_parameters", f"{x},{x}->{','.join(affine)}", (grad, normalised), places
+    )
+
+
 def program(o: Operator, grad: str) -> tuple[Derivative | HandedOn, ...]:
     """Return one operator that makes the gradients of all inputs of which they are wanted."""
     text, (made,) = str(o.attribute("program")), o.output_axes

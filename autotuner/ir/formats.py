@@ -112,7 +112,8 @@ _MASKS: Mapping[str, tuple[int, ...]] = {"dropout_mask": (0,), "dropout": (1,)}
 _INEXACT: Mapping[str, tuple[int, ...]] = {
     "contraction": (0, 1), "multiply": (0, 1), "add": (0, 1), "layer_norm": (0,), "rms_norm": (0,),
     "layer_norm_grad_input": (1, 3, 4), "layer_norm_grad_parameters": (1, 2, 3), "rms_norm_grad_input": (1, 3),
-    "rms_norm_grad_parameters": (1, 2),
+    "rms_norm_grad_parameters": (1, 2), "normalised": (0, 1, 2), "normalised_grad_input": (1, 3),
+    "normalised_grad_parameters": (1,),
     **dict.fromkeys(("bias", "scale", "cast", "dropout", "gelu_erf", "gelu_tanh", "silu"), (0,)),
     **dict.fromkeys(("gelu_erf_grad", "gelu_tanh_grad", "silu_grad"), (1,)),
 }  # fmt: skip

@@ -1,9 +1,9 @@
 """Operator kinds: spec, results, class, flop, gradient, fusion and operand ranges of each, declared in one table.
 
-A pattern writes one symbol per operand. X: all axes, in one order. M: as X, a dropout mask. S: some of X's, a vector.
-H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the attribute `axis`, or what
-R leaves of X. D: any axes; the tensor lies in declared order. A: any axes, in any order; the kind itself says which go
-together.
+A pattern writes one symbol per operand. X: all axes, in one order. M: as X, a dropout mask. N: as X, of any type. S:
+some of X's, a vector. H: the normalised axes, some of X's. R: X without H. Where a pattern has R and no H, H is the
+attribute `axis`, or what R leaves of X. D: any axes; the tensor lies in declared order. A: any axes, in any order; the
+kind itself says which go together.
 
 `*` stands for any number of operands, of which each is X or S, as its axes are; `D*` for any number of D.
 
@@ -12,8 +12,9 @@ A norm may lack its bias, or both scale and bias: it is of the same kind, and it
 A rotary embedding is y = x * cos + rotate_half(x) * sin, where rotate_half(x) is (-x2, x1) of the halves of `axis`.
 Cosines and sines are constants, and may be any numbers. A row mask is a constant of ones and zeros, a factor of rows.
 
-The operands of an operator have one element type, but for statistics (R), and its results have it too. A `cast` alone
-has a result of another type: that of its attribute `dtype`. Operators that carry a program have the types of its text.
+The operands of an operator have one element type, but for statistics (R) and what a norm has normalised (N), and its
+results have it too. A `cast` and a `normalised` have a result of another type: that of their attribute `dtype`.
+Operators that carry a program have the types of its text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -127,7 +128,7 @@ class Kind:
     @property
     def keeps_axes(self) -> bool:
         """True where an output has all axes; else they are summed onto fewer, as in the gradient of a parameter."""
-        return not {"X", "M", "D", "D*", "A"}.isdisjoint(_sides(self.pattern)[1])
+        return not {"X", "M", "N", "D", "D*", "A"}.isdisjoint(_sides(self.pattern)[1])
 
 
 def _sides(pattern: str) -> Sides:
@@ -219,6 +220,12 @@ KINDS: Mapping[str, Kind] = {
         Kind("pointwise_sum", "blnp,blnp,np->np", "*->S", "normalisation", 2, {"program": str, "wrt": int},
              fused_alone=True),
         Kind("program_grad", "bnf,blf->blf", "D*->D*", "normalisation", 2, {"program": str}, fused_alone=True),
+        Kind("normalised", "blh,bl,bl->blh", "X,R,R->N", "element-wise", 2, {"dtype": str}, fused_alone=True,
+             shorter=("X,R->N",), ranges={2: _POSITIVE}, by_rows=True),
+        Kind("normalised_grad_input", "blh,blh,h,bl->blh", "X,N,H,R->X", "normalisation", 8,
+             {"centred": bool}, fused_alone=True, ranges={3: _POSITIVE}, shorter=("X,N,R->X",), by_rows=True),
+        Kind("normalised_grad_parameters", "blh,blh->h,h", "X,N->H,H", "normalisation", 3, makes=("value", "value"),
+             fused_alone=True, shorter=("X,N->H",), by_rows=True),
         Kind("bias_grad", "blf->f", "X->S", "normalisation", 1, by_rows=True),
         Kind("softmax_grad", "bnqk,bnqk,bnq->bnqk", "X,X,R->X", "normalisation", 4, {"axis": str}),
         Kind("sink_grad", "bnqk,bnqk,bnq,n->n", "X,X,R,S->S", "normalisation", 4, {"axis": str}, fused_alone=True),
@@ -268,17 +275,19 @@ def types_made(operator: Operator, dtypes: Sequence[str]) -> tuple[str, ...]:
         GraphError: the inputs have several types, or a cast is to none that is known.
     """
     kind = kind_of(operator)
-    if kind.name == "cast":
+    if "dtype" in kind.attributes:
         wanted = str(operator.attribute("dtype"))
         if wanted not in ELEMENT_BYTES:
             known = ", ".join(ELEMENT_BYTES)
-            raise GraphError(f"operator {operator.name!r}: a cast to {wanted!r}, which is no dtype; known: {known}")
+            raise GraphError(
+                f"operator {operator.name!r}: a {kind.name} to {wanted!r}, which is no dtype; known: {known}"
+            )
         return (wanted,)
     if kind.name in programmed.PROGRAMMED:
         return programmed.types(operator, tuple(dtypes))
     symbols = kind.sides(operator.input_axes, operator.output_axes)[0] or ("X",) * len(dtypes)
     found = {dtype: tensor for tensor, dtype, symbol in zip(operator.inputs, dtypes, symbols, strict=True)
-             if symbol != "R"}  # fmt: skip
+             if symbol not in ("R", "N")}  # fmt: skip
     if len(found) > 1:
         said = " and ".join(f"{tensor!r} is {dtype}" for dtype, tensor in found.items())
         raise GraphError(

@@ -95,7 +95,7 @@ def _check_pattern(operator: Operator, kind: Kind) -> None:
     sides = kind.sides(operator.input_axes, operator.output_axes)
     if (len(sides[0]), len(sides[1])) != (len(operator.input_axes), len(operator.output_axes)):
         raise _misfit(operator, kind, f"it needs {len(sides[0])} inputs and {len(sides[1])} outputs")
-    written = ("X" if symbol == "M" else symbol for symbol in sides[0] + sides[1])
+    written = ("X" if symbol in ("M", "N") else symbol for symbol in sides[0] + sides[1])
     symbols = list(zip(written, operator.input_axes + operator.output_axes, strict=True))
     whole = next(axes for symbol, axes in symbols if symbol == "X")
     unread = [axis for axis in "".join(operator.output_axes) if axis not in "".join(operator.input_axes)]

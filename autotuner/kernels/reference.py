@@ -259,14 +259,21 @@ def _layer_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _layer_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    (whole, _, *scaled_along, rest, _), _ = _axes(node)
+    (whole, *_, rest), _ = _axes(node)
     grad, x, *scale, mean, reciprocal_deviation = tensors
+    normal = (x - onto(mean, rest, whole)) * onto(reciprocal_deviation, rest, whole)
+    return _norm_grad_input(node, (grad, normal, *scale), reciprocal_deviation, centred=True)
+
+
+def _norm_grad_input(node: Node, tensors: Sequence[Tensor], reciprocal: Tensor, *, centred: bool) -> tuple[Tensor, ...]:
+    """Return the gradient of a norm's input, given the result's, what the input was normalised to, and a scale."""
+    (whole, _, *others), _ = _axes(node)
+    grad, normal, *scale = tensors
+    rest = others[-1]
     places = _places(_left(whole, rest), whole)
-    deviation = onto(reciprocal_deviation, rest, whole)
-    normal = (x - onto(mean, rest, whole)) * deviation
-    scaled = grad * onto(scale[0], scaled_along[0], whole) if scale else grad
-    along = (scaled * normal).mean(places, keepdim=True)
-    return (deviation * (scaled - scaled.mean(places, keepdim=True) - normal * along),)
+    scaled = grad * onto(scale[0], others[0], whole) if scale else grad
+    found = scaled - scaled.mean(places, keepdim=True) if centred else scaled
+    return (onto(reciprocal, rest, whole) * (found - normal * (scaled * normal).mean(places, keepdim=True)),)
 
 
 def _layer_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -317,19 +324,33 @@ def _rms_norm(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _rms_norm_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    (whole, _, *normalised, rest), _ = _axes(node)
+    (whole, *_, rest), _ = _axes(node)
     grad, x, *scale, reciprocal_root = tensors
-    root = onto(reciprocal_root, rest, whole)
-    normal = x * root
-    scaled = grad * onto(scale[0], normalised[0], whole) if scale else grad
-    along = (scaled * normal).mean(_places(_left(whole, rest), whole), keepdim=True)
-    return (root * (scaled - normal * along),)
+    normal = x * onto(reciprocal_root, rest, whole)
+    return _norm_grad_input(node, (grad, normal, *scale), reciprocal_root, centred=False)
 
 
 def _rms_norm_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     (whole, _, rest), (normalised,) = _axes(node)
     grad, x, reciprocal_root = tensors
     return (_sum_onto(grad * x * onto(reciprocal_root, rest, whole), whole, normalised),)
+
+
+def _normalised(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, *_, rest), _ = _axes(node)
+    x, *mean, reciprocal = tensors
+    centred = x - onto(mean[0], rest, whole) if mean else x
+    return _cast(node, (centred * onto(reciprocal, rest, whole),))
+
+
+def _normalised_grad_input(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return _norm_grad_input(node, tensors[:-1], tensors[-1], centred=bool(_attribute(node, "centred")))
+
+
+def _normalised_grad_parameters(node: Node, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (whole, _), (scaled_along, *shifted) = _axes(node)
+    grad, normal = tensors
+    return _sum_onto(grad * normal, whole, scaled_along), *(_sum_onto(grad, whole, axes) for axes in shifted)
 
 
 REFERENCE: Mapping[str, Function] = {
@@ -367,6 +388,9 @@ REFERENCE: Mapping[str, Function] = {
     "layer_norm": _layer_norm,
     "layer_norm_grad_input": _layer_norm_grad_input,
     "layer_norm_grad_parameters": _layer_norm_grad_parameters,
+    "normalised": _normalised,
+    "normalised_grad_input": _normalised_grad_input,
+    "normalised_grad_parameters": _normalised_grad_parameters,
     "packed_attention": packed_attention.of_node,
     "packed_attention_grad": packed_attention.of_node,
     "packed_attention_grad_bias": packed_attention.of_node,

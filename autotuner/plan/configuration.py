@@ -201,7 +201,8 @@ class Configuration(Document):
             raise ConfigurationError(f"{origin}: {error}") from error
         if graph.key != found.graph_key:
             raise ConfigurationError(
-                f"{origin}: it was made for graph {found.graph_key[:12]}, but its model builds graph {graph.key[:12]}"
+                f"{origin}: it was made for graph {found.graph_key[:12]}, but its model builds graph {graph.key[:12]}, "
+                "as by another version: tune the model again"
             )
         _check_steps(found.steps, graph, origin, "$.steps")
         for number, plan in enumerate(found.leaner):

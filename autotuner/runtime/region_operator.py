@@ -51,8 +51,8 @@ class RegionResults:
         outputs: as forward returns them.
         gradients: of the inputs, as backward returns them; None for an input that no gradient reaches.
         stacks: of the gradients of parameters; see `gradient_stacks`.
-        in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. Inputs that
-            backward reads are saved for it then.
+        in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. Those
+            inputs that backward reads are saved for it then.
         state_bytes: of what forward leaves for backward, see `saved_state`; None where that is a ticket, see `ticket`.
         repeats: whether gradients that are differentiated again (`create_graph=True`) are made by plain operators,
             which run the forward once more. All inputs are saved for backward then.

@@ -19,7 +19,7 @@ def operator(kind: str, spec: str, **attributes: Scalar) -> Operator:
 
 
 VALUES: dict[str, Scalar] = {"query_axis": "q", "key_axis": "k", "dtype": "bfloat16", "wrt": 1, "row_axis": "t",
-                            "feature_axis": "p", "before": 2, "after": 0}  # fmt: skip
+                            "feature_axis": "p", "before": 2, "after": 0, "centred": True}  # fmt: skip
 PRODUCT = (
     '{"calls": [["mul.Tensor", ["%0", "%1"], {}]], "inputs": [["float32", [], true], ["float32", [], true]], '
     '"output": ["float32", []], "result": "%2", "saved": [0, 1]}'

@@ -24,7 +24,8 @@ from autotuner.measure.verification import References, fault
 from autotuner.space import build_space, space_file
 from tests.kernels.calls import ODD, ROOMY, faults, layer, repeated_norm
 from tests.kernels.library import LIBRARY
-from tests.kernels.test_rows import EXTENTS, declared, sets
+from tests.kernels.test_rows import EXTENTS, declared, sets, sets_of
+from tests.mixed import mixed
 
 HEADS = {"b": 2, "l": 96, "h": 64, "n": 4, "p": 16, "f": 128}
 ATTENTION = [f"{name}{suffix}" for name in LIBRARY for suffix in ("", "_grad")]
@@ -316,6 +317,22 @@ def test_every_fused_set_by_rows_equals_the_reference_at_extents_that_nothing_di
         wanted = [declared(subgraph, **launch) for subgraph in found for launch in several]
         admitted = [c for c in wanted if KERNELS["cupy_rows"].refuses(c.subgraph, c.candidate) is None]
         assert verified(admitted) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("extents", [ODD, EXTENTS | {"h": 51, "f": 77}, {"b": 8, "l": 512, "h": 1024, "f": 4096}])
+def test_a_norm_in_float32_that_keeps_what_it_normalised_in_16_bits_equals_the_reference(
+    dtype: str, extents: dict[str, int]
+) -> None:
+    found = sets_of(training_graph(mixed(dtype, {axis: extents[axis] for axis in "blhf"}).graph()))
+    launches = [{"vector": 1}, {"vector": 4, "threads": 128, "rows": 2}, {"vector": 8, "threads": 64, "rows": 4}]
+    wanted = [
+        declared(subgraph, **launch)
+        for kinds, subgraph in found.items() if any("normalised" in kind for kind in kinds)
+        for launch in launches
+    ]  # fmt: skip
+    assert verified([c for c in wanted if KERNELS["cupy_rows"].refuses(c.subgraph, c.candidate) is None]) == {}
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from autotuner.ir.form import Form
 from autotuner.ir.graph import Graph
 from autotuner.ir.kinds import KINDS
 from autotuner.ir.models import load_model
-from autotuner.ir.records import Attributes, Call, Candidate, Node, Subgraph, TensorType
+from autotuner.ir.records import Attributes, Call, Candidate, Node, Scalar, Subgraph, TensorType
 from autotuner.kernels import KERNELS
 from autotuner.kernels.cupy import rows as cupy_rows
 from autotuner.kernels.cupy.rows import rows
@@ -23,6 +23,7 @@ from autotuner.space import build_space, space_file
 from autotuner.space.fusion import covers
 from tests.kernels.calls import ODD, faults, layer, repeated_norm
 from tests.kernels.host_cuda import on_host
+from tests.mixed import mixed
 
 EXTENTS = {"b": 2, "l": 5, "h": 48, "n": 3, "p": 16, "f": 80}
 SETS = (
@@ -166,6 +167,18 @@ def test_sets_with_casts_read_and_write_several_types(vector: int, tmp_path: Pat
     (backward,) = (s for kinds, s in found.items() if {"bias_grad", "layer_norm_grad_parameters"} <= set(kinds))
     assert [backward.tensors[number].dtype for number in backward.outputs].count("float32") >= 3
     assert faults([declared(subgraph, vector=vector) for subgraph in found.values()]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vector", [1, 8])
+def test_sets_of_a_norm_that_keeps_what_it_normalised_in_16_bits_equal_the_reference(vector: int) -> None:
+    found = sets_of(training_graph(mixed().graph()))
+    forward = found["dropout", "cast", "add", "layer_norm", "normalised"]
+    assert [forward.tensors[number].dtype for number in forward.outputs].count("bfloat16") == 1
+    backward = found["normalised_grad_parameters", "normalised_grad_input", "cast", "dropout"]
+    assert {backward.tensors[number].dtype for number in backward.inputs} == {"bfloat16", "float32"}
+    of_norms = [subgraph for kinds, subgraph in found.items() if any(kind.startswith("normalised") for kind in kinds)]
+    assert faults([declared(subgraph, vector=vector) for subgraph in of_norms]) == {}
 
 
 @pytest.mark.slow
@@ -427,15 +440,22 @@ def test_no_set_with_a_kind_that_is_not_fused_by_rows_is_claimed() -> None:
         ("layer_norm_grad_parameters", "abc,abc,ab,ab->c"),
         ("rms_norm", "abc->abc,ab"),
         ("rms_norm_grad_input", "abc,abc,ab->abc"),
+        ("normalised", "abc,ab,ab->abc"),
+        ("normalised", "abc,ab->abc"),
+        ("normalised_grad_input", "abc,abc,c,ab->abc"),
+        ("normalised_grad_input", "abc,abc,ab->abc"),
+        ("normalised_grad_parameters", "abc,abc->c,c"),
+        ("normalised_grad_parameters", "abc,abc->c"),
     ],
 )
-def test_norms_without_a_bias_or_a_scale_equal_the_reference(kind: str, spec: str) -> None:
+@pytest.mark.parametrize("centred", [False, True])
+def test_norms_with_and_without_a_bias_or_a_scale_equal_the_reference(kind: str, spec: str, centred: bool) -> None:
     left, right = (side.split(",") for side in spec.split("->"))
     extents = {"a": 2, "b": 5, "c": 48}
     types = [TensorType(tuple(extents[axis] for axis in axes), "float32") for axes in left + right]
     inputs, outputs = tuple(range(len(left))), tuple(range(len(left), len(types)))
-    attributes = (("epsilon", 0.5),) if KINDS[kind].attributes else ()
-    node = Node(kind, spec, inputs, outputs, attributes)
+    values: dict[str, Scalar] = {"epsilon": 0.5, "centred": centred, "dtype": "float32"}
+    node = Node(kind, spec, inputs, outputs, tuple((name, values[name]) for name in KINDS[kind].attributes))
     one = Subgraph((node,), tuple(types), inputs, outputs)
     call = declared(one, vector=4)
     assert KERNELS["cupy_rows"].refuses(one, call.candidate) is None

@@ -282,23 +282,12 @@ class Text:
 
     def _layer_norm_grad_input(self, node: Node) -> None:
         grad, x, *scale, mean, deviation = node.inputs
-        (made,) = node.outputs
-        self._add(f"float sums{made}[2] = {{}};")
-        normal = f"(t{x}[k][v] - {self._row(mean)}) * {self._row(deviation)}"
-        scaled = " * ".join(f"t{number}[k][v]" for number in (grad, *scale))
-        self._each(f"sums{made}[0] += {scaled};", f"sums{made}[1] += {scaled} * {normal};")
-        self._add(f"row_sums<THREADS>(sums{made}, between, group, lane);", f"float t{made}[CHUNKS][VECTOR];")
-        self._each(
-            f"t{made}[k][v] = {self._row(deviation)} * ({scaled} - sums{made}[0] / COLUMNS"
-            f" - {normal} * (sums{made}[1] / COLUMNS));"
-        )
+        normal = f"((t{x}[k][v] - {self._row(mean)}) * {self._row(deviation)})"
+        self._norm_grad_input(node, (grad, *scale), normal, deviation, centred=True)
 
     def _layer_norm_grad_parameters(self, node: Node) -> None:
         grad, x, mean, deviation = node.inputs
-        scale, *shift = node.outputs
-        normal = f"(t{x}[k][v] - {self._row(mean)}) * {self._row(deviation)}"
-        lines = [f"s{scale}[k][v] += t{grad}[k][v] * {normal};"] if scale in self.sums else []
-        self._each(*lines, *(f"s{made}[k][v] += t{grad}[k][v];" for made in shift if made in self.sums))
+        self._norm_grad_parameters(node, grad, f"((t{x}[k][v] - {self._row(mean)}) * {self._row(deviation)})")
 
     def _rms_norm(self, node: Node) -> None:
         x, *scale = node.inputs
@@ -315,19 +304,42 @@ class Text:
 
     def _rms_norm_grad_input(self, node: Node) -> None:
         grad, x, *scale, root = node.inputs
-        (made,) = node.outputs
-        self._add(f"float sums{made}[1] = {{}};")
-        normal = f"t{x}[k][v] * {self._row(root)}"
-        scaled = " * ".join(f"t{number}[k][v]" for number in (grad, *scale))
-        self._each(f"sums{made}[0] += {scaled} * ({normal});")
-        self._add(f"row_sums<THREADS>(sums{made}, between, group, lane);", f"float t{made}[CHUNKS][VECTOR];")
-        self._each(f"t{made}[k][v] = {self._row(root)} * ({scaled} - {normal} * (sums{made}[0] / COLUMNS));")
+        self._norm_grad_input(node, (grad, *scale), f"(t{x}[k][v] * {self._row(root)})", root, centred=False)
 
     def _rms_norm_grad_parameters(self, node: Node) -> None:
         grad, x, root = node.inputs
+        self._norm_grad_parameters(node, grad, f"(t{x}[k][v] * {self._row(root)})")
+
+    def _normalised(self, node: Node) -> None:
+        (x, *mean, root), (made,) = node.inputs, node.outputs
+        centred = f"(t{x}[k][v] - {self._row(mean[0])})" if mean else f"t{x}[k][v]"
+        self._add(f"float t{made}[CHUNKS][VECTOR];")
+        self._each(f"t{made}[k][v] = {centred} * {self._row(root)};")
+
+    def _normalised_grad_input(self, node: Node) -> None:
+        grad, normal, *scale, root = node.inputs
+        centred = bool(dict(node.attributes)["centred"])
+        self._norm_grad_input(node, (grad, *scale), f"t{normal}[k][v]", root, centred=centred)
+
+    def _normalised_grad_parameters(self, node: Node) -> None:
+        grad, normal = node.inputs
+        self._norm_grad_parameters(node, grad, f"t{normal}[k][v]")
+
+    def _norm_grad_input(self, node: Node, factors: Sequence[int], normal: str, root: int, *, centred: bool) -> None:
+        """Add the gradient of a norm's input, from an element of its normalised input."""
         (made,) = node.outputs
-        if made in self.sums:
-            self._each(f"s{made}[k][v] += t{grad}[k][v] * (t{x}[k][v] * {self._row(root)});")
+        scaled = " * ".join(f"t{number}[k][v]" for number in factors)
+        self._add(f"float sums{made}[{1 + centred}] = {{}};")
+        self._each(f"sums{made}[0] += {scaled} * {normal};", *([f"sums{made}[1] += {scaled};"] if centred else []))
+        self._add(f"row_sums<THREADS>(sums{made}, between, group, lane);", f"float t{made}[CHUNKS][VECTOR];")
+        shifted = f"{scaled} - sums{made}[1] / COLUMNS" if centred else scaled
+        self._each(f"t{made}[k][v] = {self._row(root)} * ({shifted} - {normal} * (sums{made}[0] / COLUMNS));")
+
+    def _norm_grad_parameters(self, node: Node, grad: int, normal: str) -> None:
+        """Add up the gradients of a norm's scale and bias, those of them that are made."""
+        scale, *shift = node.outputs
+        lines = [f"s{scale}[k][v] += t{grad}[k][v] * {normal};"] if scale in self.sums else []
+        self._each(*lines, *(f"s{made}[k][v] += t{grad}[k][v];" for made in shift if made in self.sums))
 
     def _row(self, number: int) -> str:
         """Return what there is one of for each row: read, or made before."""

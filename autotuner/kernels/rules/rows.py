@@ -31,7 +31,7 @@ from autotuner.kernels.rules.stacked import stacked_vector_layouts
 FUSED = frozenset(kind.name for kind in KINDS.values() if kind.by_rows)
 SUMS = frozenset(name for name in FUSED if not KINDS[name].keeps_axes)
 """Kinds whose results are sums over rows."""
-NORMS = frozenset({"layer_norm", "layer_norm_grad_input", "rms_norm", "rms_norm_grad_input"})
+NORMS = frozenset({"layer_norm", "layer_norm_grad_input", "rms_norm", "rms_norm_grad_input", "normalised_grad_input"})
 """Kinds that reduce along a row."""
 DTYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -152,7 +152,7 @@ def places_of(nodes: Sequence[Node]) -> dict[int, Place]:
         sides = KINDS[node.kind].sides(*letter_sides(node))
         for symbol, number in zip(sides[0] + sides[1], operand_numbers(node), strict=False):
             if node.kind != "cast":
-                places[number] = "full" if symbol in "XM" else "row" if symbol == "R" else "column"
+                places[number] = "full" if symbol in "XMN" else "row" if symbol == "R" else "column"
     casts = [operand_numbers(node) for node in nodes if node.kind == "cast"]
     for numbers in (*casts, *reversed(casts)):
         known = next((places[number] for number in numbers if number in places), None)
