@@ -248,4 +248,7 @@ KERNELS.add(
     _kernel("torch_rms_norm", "rms_norm", module="rms_norm"),
     _kernel("torch_rms_norm_grad_input", "rms_norm_grad_input", module="rms_norm"),
     _kernel("torch_rms_norm_grad_parameters", "rms_norm_grad_parameters", module="rms_norm"),
+    _kernel("torch_normalised", "normalised", module="normalised"),
+    _kernel("torch_normalised_grad_input", "normalised_grad_input", module="normalised"),
+    _kernel("torch_normalised_grad_parameters", "normalised_grad_parameters", module="normalised"),
 )  # fmt: skip

@@ -41,7 +41,7 @@ def rms_norm_grad_input(call: Call, inputs: Operands, outputs: Operands) -> Run:
     """
     (node,) = call.subgraph.nodes
     whole, _, *narrow, rest, _ = operand_letters(node)
-    grad, x, *scale, reciprocal_root = _read(call, inputs)
+    grad, x, *scale, reciprocal_root = read_by(call, inputs)
     (out,) = outputs
     axes = [place for place, letter in enumerate(whole) if letter not in rest]
     count = prod(x.shape[axis] for axis in axes)
@@ -66,7 +66,7 @@ def rms_norm_grad_parameters(call: Call, inputs: Operands, outputs: Operands) ->
     """The gradient times x times the statistic, summed over rows; the products are scratch of every call."""
     (node,) = call.subgraph.nodes
     whole, _, rest, narrow = operand_letters(node)
-    grad, x, reciprocal_root = _read(call, inputs)
+    grad, x, reciprocal_root = read_by(call, inputs)
     (out,) = outputs
     summed = [axis for axis, letter in enumerate(whole) if letter not in narrow]
     target = out.permute([narrow.index(letter) for letter in whole if letter in narrow])
@@ -74,7 +74,7 @@ def rms_norm_grad_parameters(call: Call, inputs: Operands, outputs: Operands) ->
     return lambda: torch.sum(torch.mul(grad, x).mul_(root), summed, out=target)
 
 
-def _read(call: Call, inputs: Operands) -> list[Tensor]:
+def read_by(call: Call, inputs: Operands) -> list[Tensor]:
     """Return what a call reads, in the order of its spec."""
     (node,) = call.subgraph.nodes
     return [inputs[call.subgraph.inputs.index(number)] for number in node.inputs]

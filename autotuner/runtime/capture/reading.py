@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from autotuner.ir.kinds import ELEMENT_BYTES
+from autotuner.ir.kinds import ELEMENT_BYTES, KINDS
 from autotuner.runtime.capture import operators  # noqa: F401  (registers its rules)
 from autotuner.runtime.capture.aliases import AUTOCAST, Contexts, autocast_of
 from autotuner.runtime.capture.axes import UnknownError, fresh
@@ -26,7 +26,7 @@ from autotuner.runtime.capture.known_masks import Band, KnownMasks
 from autotuner.runtime.capture.out_of_place import out_of_place
 from autotuner.runtime.capture.packed import gather_bounds
 from autotuner.runtime.capture.program import Expression, Operation, TensorValue, View
-from autotuner.runtime.capture.reader import Reader
+from autotuner.runtime.capture.reader import Reader, aten
 
 log = logging.getLogger("autotuner.capture")
 
@@ -36,6 +36,9 @@ CONTEXTS = ("_enter_", "_exit_", "__enter__", "__exit__", "_saved_tensors_hooks"
 VMAP = {"_vmap_increment_nesting": 1, "_vmap_decrement_nesting": -1}
 """Functions that enter and leave `torch.vmap`, whose calls stay torch's: tensors have a hidden dimension there."""
 NO_OPERATORS = (torch._C._set_grad_enabled, torch._C._log_api_usage_once)
+
+OF_RESIDUALS = ("add", "iadd", "add_", "layer_norm", "rms_norm")
+"""Functions and methods by which layers read what other layers add to."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ class GraphReading:
             self._keep_factory(node, found)
             raise UnknownError("it follows from constants alone")
         self._check_own(node, found)
+        self._check_order(node, found)
         return found
 
     def _check_own(self, node: fx.Node, found: Any) -> None:
@@ -189,6 +193,17 @@ class GraphReading:
         )
         if is_asked and len(node.users) > 1 and not self._calls.is_computed(found):
             raise UnknownError("it is made of what comes from outside, for several parts")
+
+    def _check_order(self, node: fx.Node, found: Any) -> None:
+        """Check that what layers add to lies as they make what they add: the features innermost.
+
+        Raises:
+            UnknownError: it is turned, as convolutions before the first layer leave it. All layers would go by its
+                order, with norms across memory and sums of two orders. As what comes from outside, it is copied once.
+        """
+        is_added_to = any(name_of(user) in OF_RESIDUALS for user in node.users)
+        if is_added_to and isinstance(found, View | Deferred) and _is_turned(found) and _is_before_layers(found):
+            raise UnknownError("features of what comes from outside do not lie side by side")
 
     def _read_as(self, node: fx.Node, given: Sequence[fx.Node]) -> Any:
         """Return what a node is, by the calls that it makes of ATen."""
@@ -317,6 +332,36 @@ def mapped(graph: fx.Graph) -> set[fx.Node]:
             found.add(node)
         depth += step
     return found
+
+
+def _is_turned(value: View | Deferred) -> bool:
+    """Say whether a value has the axes of a tensor in another order, and another one of them last."""
+    if isinstance(value, View):
+        own = value.tensor.dims
+        return len(own) > 2 and not value.tensor.parameter and set(own) == set(value.dims) and own[-1] != value.dims[-1]
+    last = len(value.shape) - 1
+    if value.target is aten.permute.default:
+        return last > 1 and value.args[1][-1] % (last + 1) != last
+    return value.target is aten.transpose.int and last > 1 and last in (each % (last + 1) for each in value.args[1:])
+
+
+def _is_before_layers(value: View | Deferred) -> bool:
+    """Say whether no product, norm or attention that is known makes a value, but calls of the framework at most."""
+    waiting: list[Any] = [value]
+    seen = set[TensorValue]()
+    while waiting:  # each turn takes another value
+        each = waiting.pop()
+        if isinstance(each, Deferred):
+            waiting += each.operands
+            continue
+        made_by = each.tensor.made_by if isinstance(each, View) and each.tensor not in seen else None
+        if made_by is None:
+            continue
+        seen.add(each.tensor)
+        if made_by.kind != "program" and not KINDS[made_by.kind].inlined:
+            return False
+        waiting += (operand.view for operand in made_by.inputs)
+    return True
 
 
 def _parts(value: Any) -> list[Any]:

@@ -201,3 +201,53 @@ def test_layers_between_patches_and_pixels_are_whole() -> None:
     compilation = Compilation(model)
     assert_equal(gradients(model, loss, compilation.model), wanted, 1e-12)
     assert [region.calls for region in compilation.regions] == [1] * LAYERS
+
+
+class Frames(nn.Module):
+    """Layers behind convolutions over time, which leave the features of a place far from each other."""
+
+    def __init__(self, turn: Callable[[Tensor], Tensor], *, with_places: bool, with_gelu: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(3, WIDTH, 3, padding=1), nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+        self.blocks = model_of(lambda: ImageBlock(APART["unbind"]))
+        self.places = nn.Parameter(torch.randn(LENGTH, WIDTH)) if with_places else None
+        self.turn, self.with_gelu = turn, with_gelu
+
+    def forward(self, sound: Tensor) -> Tensor:
+        x = self.second(F.gelu(self.first(sound)))
+        x = self.turn(F.gelu(x) if self.with_gelu else x)
+        found: Tensor = self.blocks(x if self.places is None else x + self.places)
+        return found
+
+
+TURNS: dict[str, Callable[[Tensor], Tensor]] = {
+    "permute": lambda x: x.permute(0, 2, 1),
+    "transpose": lambda x: x.transpose(1, 2),
+    "mT": lambda x: x.mT,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("with_places", "with_gelu"), [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("turn", TURNS)
+def test_layers_behind_turned_convolutions_are_read_as_others_with_their_features_side_by_side(
+    turn: str, with_places: bool, with_gelu: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Frames(TURNS[turn], with_places=with_places, with_gelu=with_gelu).double()
+    sound, weights = torch.randn(BATCH, 3, LENGTH).double(), torch.randn(BATCH, LENGTH, WIDTH).double()
+    calls = region_calls(model, [sound])
+    ((key, region),) = calls.models.items()
+    assert calls.runs[key] == LAYERS
+    assert (kinds(region).count("add"), kinds(region).count("program")) == (2, 0)
+    graph = region.graph()
+    assert graph.shape("x") == graph.shape(graph.outputs[0]) == (BATCH, LENGTH, WIDTH)
+
+    def loss(called: Any) -> Tensor:
+        found: Tensor = (called(sound) * weights).sum()
+        return found
+
+    wanted = gradients(model, loss)
+    compilation = Compilation(model)
+    assert_equal(gradients(model, loss, compilation.model), wanted, 1e-12)
+    assert [region.calls for region in compilation.regions] == [1] * LAYERS
