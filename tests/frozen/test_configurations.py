@@ -25,7 +25,7 @@ from tests.plan.explained import explained_configuration, with_again
 
 NAMES = ("tiny", "large")
 FILES = (
-    *(FROZEN / f"configuration_{name}.json.gz" for name in NAMES),
+    *(FROZEN / f"configuration_{name}{version}.json.gz" for name in NAMES for version in ("_fewer_sets", "")),
     FROZEN.parent / "configuration_interleaved_weights.json.gz",
 )
 PATIENT = TuningPolicy(explaining_s=1000.0)

@@ -1,4 +1,4 @@
-"""What norms normalise, in a type of its own, and their gradients from that: every layout row of torch's kernels."""
+"""Normalised inputs of norms, in a type of their own, and gradients from these: every layout row of torch's kernels."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What norms normalise, and their gradients from that, through torch's own calls; see `autotuner.ir.autodiff`."""
+"""Normalised inputs that norms keep, and gradients from these, through torch's own calls; see `autotuner.ir.autodiff`."""
 
 from math import prod
 
