@@ -1,4 +1,4 @@
-"""Normalised inputs that norms keep, and gradients from these, through torch's own calls; see `autotuner.ir.autodiff`."""
+"""Normalised inputs that norms keep, and gradients from these, by torch's own calls; see `autotuner.ir.autodiff`."""
 
 from math import prod
 
