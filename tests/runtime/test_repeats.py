@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from autotuner.ir.models import Model, load_model
+from autotuner.ir.models import Model, ModelFile, load_model
+from autotuner.ir.models.schema import parse_definition
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.step import AGAIN
 from autotuner.runtime.region import TunedRegion
@@ -71,6 +72,48 @@ def test_forward_leaves_nothing_that_backward_makes_again_anyway() -> None:
     left = {each.operators: [name for name, _ in each.outputs] for each in found.steps}
     assert left["activation", "gated"] == ["gated"]
     assert [each for each in found.steps if each.phase == "backward" and each.recomputed == ("activation",)]
+    region = TunedRegion(found, declared_ports(of))
+    inputs, parameters = operands(of)
+    results = step(region.call, inputs, parameters)
+    assert_same(results, reference(found, region, [*inputs, *parameters], {}))
+
+
+TIMES = (
+    '{"calls": [["mul.Tensor", ["%0", "%1"], {}]], "inputs": [["float64", [], true], ["float64", [], true]], '
+    '"output": ["float64", []], "result": "%2", "saved": [0, 1]}'
+)
+MODULATED = {
+    "version": 1,
+    "name": "modulated",
+    "dtype": "float64",
+    "axes": dict.fromkeys("blhf", "some"),
+    "inputs": {"x": {"axes": "blh"}, "factor": {"axes": "bh"}},
+    "parameters": {"weight": "fh"},
+    "operators": [
+        {"name": "norm", "kind": "layer_norm", "spec": "blh->blh,bl,bl", "inputs": ["x"],
+         "outputs": ["norm", "mean", "deviation"], "attributes": {"epsilon": 1e-5}},
+        {"name": "scaled", "kind": "pointwise", "spec": "blh,bh->blh", "inputs": ["norm", "factor"],
+         "outputs": ["scaled"], "attributes": {"program": TIMES}},
+        {"name": "y", "kind": "contraction", "spec": "blh,fh->blf", "inputs": ["scaled", "weight"], "outputs": ["y"]},
+    ],
+    "outputs": ["y"],
+}  # fmt: skip
+"""A norm whose scale is data, as diffusion transformers have it: its gradient is a sum of what the norm makes."""
+
+
+def test_forward_does_not_leave_a_norm_that_sums_of_backward_make_again() -> None:
+    of = ModelFile("test", parse_definition(MODULATED, "test")).instantiate(extents={"b": 2, "l": 6, "h": 8, "f": 4})
+
+    def cost(choice: Choice) -> float | None:
+        cover = choice.cover
+        inside = set(cover.operators) == {"norm", "scaled"} and cover.outputs == ("scaled",)
+        return 1.0 if choice.candidate.kernel == "inductor" and (inside or cover.recomputed == ("norm",)) else None
+
+    found = solved(of, 0, cost=cost, also=("inductor",))
+    left = {each.operators: [name for name, _ in each.outputs] for each in found.steps}
+    assert left["norm", "scaled"] == ["scaled"]
+    again = {name for each in found.steps if each.recomputed == ("norm",) for name in each.operators}
+    assert {"grad_factor", "grad_norm"} <= again
     region = TunedRegion(found, declared_ports(of))
     inputs, parameters = operands(of)
     results = step(region.call, inputs, parameters)

@@ -46,7 +46,7 @@ def read_only_to_repeat(graph: Graph, operators: Sequence[Operator], kinds: Coll
             and readers
             and not set(maker.outputs) & set(graph.outputs)
             and tensor_bytes(graph, maker.outputs[0]) >= BYTES_MIN
-            and all(reader.phase == "backward" and KINDS[reader.kind].keeps_axes for reader in readers)
+            and all(reader.phase == "backward" and reader.kind in kinds for reader in readers)
             and all(is_read_in_backward(tensor) and tensor not in found for tensor in maker.inputs)
         ):
             found.update(maker.outputs)
