@@ -66,7 +66,7 @@ def sets(graph: Graph) -> dict[tuple[str, ...], Subgraph]:
 
 def test_casts_at_the_edges_of_a_norm_are_fused_with_it() -> None:
     found = sets(training_graph(mixed().graph()))
-    assert ("dropped", "high", "sum", "y") in found
+    assert ("dropped", "high", "sum", "y", "y_normalised") in found
     assert ("up_bias_low", "biased", "active") in found
 
 
