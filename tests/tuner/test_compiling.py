@@ -165,6 +165,7 @@ def roofed(recorded: Recorded) -> Roofed:
     return Roofed(recorded.measurements, recorded.environment, ceilings=recorded.ceilings)
 
 
+@pytest.mark.slow
 def test_what_is_likely_to_be_timed_is_compiled_while_the_first_plan_is_measured(
     recorded: Recorded, database: Database
 ) -> None:
@@ -188,6 +189,7 @@ def test_nothing_is_likely_where_there_is_no_limit_or_all_is_measured(
     assert measurer.events.index("measured") < measurer.events.index("ceilings")
 
 
+@pytest.mark.slow
 def test_a_likely_call_that_cannot_be_compiled_is_known_as_failed(recorded: Recorded, database: Database) -> None:
     class Unbuilt(Roofed):
         def fails(self, _call: Call) -> Measurement | None:
