@@ -36,9 +36,10 @@ from autotuner.runtime.early_gradients import note_readers
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.joined_parameters import join_parameters
 from autotuner.runtime.loop_budget import loop_budget
-from autotuner.runtime.region import RegionPlan, RegionPorts, TunedRegion
+from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.region_choice import RegionChoice
 from autotuner.runtime.region_operator import RegionResults
+from autotuner.runtime.region_plan import RegionPlan, RegionPorts
 from autotuner.settings import Settings, parsed_bytes
 
 if TYPE_CHECKING:

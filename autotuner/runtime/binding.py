@@ -17,7 +17,8 @@ from autotuner.runtime.fallbacks import Reason
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.masks import additive_key_mask
 from autotuner.runtime.pool import Pool
-from autotuner.runtime.region import RegionPorts, TunedRegion, is_captured
+from autotuner.runtime.region import TunedRegion, is_captured
+from autotuner.runtime.region_plan import RegionPorts
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLAIN = (nn.Parameter, Tensor)

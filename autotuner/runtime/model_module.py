@@ -18,7 +18,8 @@ from autotuner.kernels.reference import evaluate
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.fallbacks import TALLY, count_fallback
-from autotuner.runtime.region import RegionPorts, TunedRegion
+from autotuner.runtime.region import TunedRegion
+from autotuner.runtime.region_plan import RegionPorts
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -15,8 +15,8 @@ from autotuner.runtime.binding import PLAIN, Binding
 from autotuner.runtime.fallbacks import TALLY, Key, Reason, Summary, count_fallback, warn
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.layer_operator import LayerRuns, new_place
-from autotuner.runtime.region import MisfitError
 from autotuner.runtime.region_operator import key_of, tuned_region
+from autotuner.runtime.region_plan import MisfitError
 
 Original = Callable[[Tensor], Tensor]
 Kind = TypeVar("Kind", bound=nn.Module)

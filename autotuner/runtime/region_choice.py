@@ -20,8 +20,9 @@ from autotuner.runtime.bound_parameters import copied_buffers, lying_in
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.pool import Lease
-from autotuner.runtime.region import RegionPlan, TunedRegion
+from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.region_operator import number_of, tuned_region
+from autotuner.runtime.region_plan import RegionPlan
 from autotuner.runtime.scratch import shared_scratch, sharing
 from autotuner.runtime.step_budget import StepBudget, current_budget
 from autotuner.runtime.step_laps import BACKWARD, FORWARD

@@ -14,7 +14,8 @@ from autotuner.kernels.reference import evaluate
 from autotuner.plan.configuration import Configuration
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.check import masks_in
-from autotuner.runtime.region import RegionPorts, TunedRegion
+from autotuner.runtime.region import TunedRegion
+from autotuner.runtime.region_plan import RegionPorts
 from autotuner.runtime.saved_state import LEASES
 
 EXTENTS = {"b": 2, "l": 6, "h": 8, "n": 2, "p": 4}

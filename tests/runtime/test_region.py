@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from autotuner.errors import ConfigurationError
 from autotuner.plan.memory_planner import Port
 from autotuner.runtime.bound_parameters import MOVES
-from autotuner.runtime.region import RegionPlan, TunedRegion
+from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.region_operator import RegionResults
+from autotuner.runtime.region_plan import RegionPlan
 from autotuner.runtime.saved_state import LEASES
 from autotuner.runtime.scratch import Scratch, sharing
 from tests.runtime.plans import WITH_DROPOUT, configuration, model, solved

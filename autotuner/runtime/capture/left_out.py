@@ -12,7 +12,7 @@ from autotuner.runtime.capture.heads import HEAD
 from autotuner.runtime.capture.module_costs import costs_by_module
 from autotuner.runtime.capture.region_model import Region
 from autotuner.runtime.coverage import Coverage, LeftOut, PlannedPart, merged, planned_parts, tuned_parts
-from autotuner.runtime.region import RegionPlan
+from autotuner.runtime.region_plan import RegionPlan
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 OUTSIDE = "outside of the layers that repeat"

@@ -8,7 +8,7 @@ from autotuner.ir.matching import same_tensors
 from autotuner.plan.step import tensor_of
 from autotuner.runtime.capture.region_model import Region
 from autotuner.runtime.coverage import PlannedPart
-from autotuner.runtime.region import RegionPlan
+from autotuner.runtime.region_plan import RegionPlan
 
 
 def costs_by_module(region: Region, plan: RegionPlan, modules: Mapping[str, Collection[str]]) -> list[PlannedPart]:
