@@ -201,7 +201,8 @@ def rewrite(
                 switch = Switch(graphs and not budget)  # a budget turns it on where memory stays
                 made_so = partial(
                     TunedRegion, ports=ports, graphs=switch, in_place=in_place or budget, repeats=eager, label=label,
-                    say=say,
+                    # What a checkpoint makes again is in memory that others have had meanwhile.
+                    follows=not captured.is_checkpointed(region), say=say,
                 )  # fmt: skip
                 first, *leaner = _allowed(known[region.key], numerics)
                 fastest = made_so(first)

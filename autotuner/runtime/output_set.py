@@ -1,6 +1,6 @@
 """Storages for what a phase of a workspace hands out, in sets, and the phase's calls built on them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from autotuner.runtime.graphs import CallSequence
 
 # Graphs of one set's backward, by the gradients that are wanted; for further choices of them the calls run one by one.
 CHOICES = 4
+
+Finish = Callable[[list[Tensor | None]], list[Tensor]]
+"""Makes what an operator returns of what it hands out: None where nothing is wanted."""
 
 # Two sets let one be held (by `.grad`, by last step's output) while the other is written, step after step. Where more
 # are held, results are handed out as copies.
@@ -29,9 +32,12 @@ class OutputSet:
     Attributes:
         phase: as given.
         calls: of each step of the phase, by number.
+        bases: the storages' elements, by the number of the buffer.
         handed: the outputs, in the order of the ports.
         held: places in `handed` that backward reads, so that copies are handed out.
         sequence: what the phase runs.
+        is_stale: whether its calls have to be built anew before they run again.
+        holders: of each storage, by its address in torch, how many there are here but for what is finished.
     """
 
     def __init__(
@@ -56,8 +62,9 @@ class OutputSet:
         plan = arena.plan
         self.phase = phase
         self._plan, self._ports = plan, ports
+        self.is_stale = False
         with torch.inference_mode(False), torch.no_grad():
-            bases = {
+            bases = self.bases = {
                 number: offered[number] if number in offered else arena.allocate(number)
                 for number, buffer in enumerate(plan.buffers)
                 if buffer.role == "output" and buffer.phase == phase and number not in arena.held
@@ -83,17 +90,40 @@ class OutputSet:
                 for g, base in ((g, whole[g.buffer]) for g in lying)
             ]
             self.held = frozenset(i for i, lies in enumerate(lying) if lies.buffer in arena.held)
+        self._finished: dict[Hashable, list[Tensor] | None] = {}
         self._runtime = runtime
         self.sequence = self._sequence(self.calls, copying)
         self._chosen: dict[tuple[bool, ...], CallSequence] = {}
         self._storages = [base.untyped_storage() for base in bases.values()]
         del bases, views, whole, base
-        self._holders = [(storage._cdata, torch._C._storage_Use_Count(storage._cdata)) for storage in self._storages]
+        self._of_finished = [0] * len(self._storages)
+        self.holders = [(s._cdata, count) for s, count in zip(self._storages, self._counted(), strict=True)]
 
     def is_free(self) -> bool:
         """Say whether nobody outside holds a storage of this set: its use count is what it was when it was made."""
         count = torch._C._storage_Use_Count
-        return all(count(storage) == holders for storage, holders in self._holders)
+        own = zip(self.holders, self._of_finished, strict=True)
+        return all(count(storage) == holders + finished for (storage, holders), finished in own)
+
+    def finished(self, key: Hashable, wanted: Sequence[bool], finish: Finish) -> list[Tensor] | None:
+        """Return what is made of the wanted outputs, over their own memory; None where that needs copies.
+
+        Args:
+            key: of `wanted` and what `finish` does.
+        """
+        if key not in self._finished:
+            before = self._counted()
+            made = finish([tensor if want else None for tensor, want in zip(self.handed, wanted, strict=True)])
+            own = {storage.data_ptr() for storage in self._storages}
+            is_over = all(tensor.untyped_storage().data_ptr() in own for tensor in made)
+            self._finished[key] = made if is_over else None
+            del made
+            more = [now - then for now, then in zip(self._counted(), before, strict=True)]
+            self._of_finished = [one + other for one, other in zip(self._of_finished, more, strict=True)]
+        return self._finished[key]
+
+    def _counted(self) -> list[int]:
+        return [torch._C._storage_Use_Count(storage._cdata) for storage in self._storages]
 
     @property
     def sequences(self) -> list[CallSequence]:
@@ -148,15 +178,24 @@ class OutputSets:
             copying: calls that come before those of the steps, in a set that is made now.
         """
         sets = self.by_phase[phase]
-        for found in sets:
-            if found.is_free():
-                return found
+        number = next((number for number, each in enumerate(sets) if each.is_free()), None)
+        if number is not None:
+            if sets[number].is_stale:
+                bases, holders = sets[number].bases, sets.pop(number).holders
+                sets.insert(number, self._made(phase, copying, bases))
+                sets[number].holders = holders  # the same, once the calls that were there are gone
+            return sets[number]
         if len(sets) < SETS:
             sets.append(self._made(phase, copying))
             return sets[-1]
-        if phase not in self._spare:
+        if phase not in self._spare or self._spare[phase].is_stale:
             self._spare[phase] = self._made(phase, copying)
         return self._spare[phase]
+
+    def renew(self) -> None:
+        """Have the calls of all sets built anew, over the storages that they have."""
+        for made in self:
+            made.is_stale = True
 
     def over(self, phase: str, offered: Mapping[int, Tensor]) -> OutputSet:
         """Return a set over storages of others, by the number of the buffer; it is used once."""
@@ -170,6 +209,15 @@ class OutputSets:
             copy_of(made.handed[number]) if is_spare or number in made.held else made.handed[number].detach()
             for number in numbers
         ]
+
+    def finished(self, made: OutputSet, key: Hashable, wanted: Sequence[bool], finish: Finish) -> list[Tensor]:
+        """Return what is made of the wanted outputs of a set, for the caller; see `OutputSet.finished`."""
+        if not made.held and made is not self._spare.get(made.phase):
+            found = made.finished(key, wanted, finish)
+            if found is not None:
+                return [tensor.detach() for tensor in found]
+        handed = iter(self.handed(made, [number for number, want in enumerate(wanted) if want]))
+        return finish([next(handed) if want else None for want in wanted])
 
     def drop(self, phase: str) -> None:
         """Give up the sets of a phase, which have no graphs."""

@@ -79,6 +79,7 @@ class TunedRegion:
         graphs: bool | Switch = True,
         in_place: bool = False,
         repeats: bool = False,
+        follows: bool = True,
         label: str = "",
         say: Callable[[str], None] | None = None,
     ) -> None:
@@ -93,6 +94,8 @@ class TunedRegion:
                 `autotuner.runtime.scratch`.
             repeats: whether its gradients can be differentiated again, where it computes the same again: it keeps its
                 inputs until backward then.
+            follows: whether inputs are read where they are outside of a caller's graph, too, as long as they lie where
+                those of the call before lay. Those that backward reads are saved for it then.
             label: of the place, for messages.
             say: called with a line where its kernels take long to build.
 
@@ -109,27 +112,23 @@ class TunedRegion:
         self.bound = BoundInTurn(
             lambda: BoundParameters(self.plan.memory, self.plan.boundary, ports.parameters, switch)
         )
-        self._in_place = in_place
-        results = replace(self.plan.results, in_place=in_place, repeats=repeats and can_repeat(configuration))
-        self._results, self._captured = results.text(), replace(results, in_place=True).text()
+        self._in_place, self._follows = in_place, follows
+        results = replace(self.plan.results, in_place=in_place or follows)
+        self._results = replace(results, repeats=repeats and can_repeat(configuration)).text()
 
     def arguments(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments of `operator`, for tensors or for nodes of an FX graph."""
         return self.number, (*inputs, *parameters)[0], [*inputs], [*parameters], self._results, None
 
     def call(self, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Run the region, and return the outputs. It has a backward. Who traces or transforms sees one operator.
-
-        In a graph that the caller captures, inputs are read where they are: they stay there.
-        """
+        """Run the region, and return the outputs. It has a backward. Who traces or transforms sees one operator."""
         if is_watched():
             made: tuple[list[Tensor], Tensor] = tuned_region(*self.arguments(inputs, parameters))
             return made[0]
         if not torch.is_grad_enabled():
             with torch._C._DisableAutocast():
-                return without_shared_memory(self.forward(inputs, parameters, in_place=False)[0])
-        results = self._captured if is_captured((*inputs, *parameters)[0].device) else self._results
-        step = RegionStep.apply(self.number, len(inputs), results, *inputs, *parameters)  # type: ignore[no-untyped-call]
+                return without_shared_memory(self.forward(inputs, parameters, in_place=self._follows)[0])
+        step = RegionStep.apply(self.number, len(inputs), self._results, *inputs, *parameters)  # type: ignore[no-untyped-call]
         found: tuple[Tensor, ...] = step
         return found
 
@@ -139,7 +138,7 @@ class TunedRegion:
         """Run forward in a workspace, and return the outputs and the lease of the workspace.
 
         Args:
-            in_place: whether inputs may be read where they are, where the workspace gives its memory back.
+            in_place: whether inputs may be read where they are.
 
         Raises:
             MisfitError: the region was tuned for other inputs or parameters.
@@ -158,8 +157,14 @@ class TunedRegion:
         pool = pool or self.bound.bind(parameters, device)
         if self.calls == 1 and self._say is not None:
             with said_if_slow(self._say, f"building {len(self.plan.configuration.steps)} kernels of {self.label}"):
-                return _run(Lease(pool), inputs, parameters, in_place)
-        return _run(Lease(pool), inputs, parameters, in_place)
+                return self._run(Lease(pool), inputs, parameters, in_place)
+        return self._run(Lease(pool), inputs, parameters, in_place)
+
+    def _run(
+        self, lease: Lease, inputs: Sequence[Tensor], parameters: Sequence[Tensor], in_place: bool
+    ) -> tuple[list[Tensor], Lease]:
+        in_place = in_place and (lease.gives_back or not self._in_place)
+        return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease
 
     def skip_kernels(self) -> None:
         """Leave out kernels from now on, where it has run."""
@@ -194,16 +199,9 @@ class TunedRegion:
         Raises:
             RuntimeError: the inputs were read where they are, in a graph that a caller captured.
         """
-        if in_place and not self._in_place:
+        if in_place and not self._in_place and is_captured(device):
             raise RuntimeError(f"{self.label}: hooks on saved tensors gave backward a copy inside of a captured graph")
         pool = self.bound.found(parameters, device)
         lease = Lease(pool or self.bound.bind(parameters, device))
         lease.workspace.restore(state, inputs if in_place else (), parameters)
         return lease
-
-
-def _run(
-    lease: Lease, inputs: Sequence[Tensor], parameters: Sequence[Tensor], in_place: bool
-) -> tuple[list[Tensor], Lease]:
-    in_place = in_place and lease.gives_back
-    return lease.workspace.forward(*inputs, current=parameters, in_place=in_place), lease

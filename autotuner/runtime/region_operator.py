@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, library
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
+from autotuner.runtime.direct_calls import call_directly
 from autotuner.runtime.early_gradients import handed_out, places_of
 from autotuner.runtime.gradient_stacks import like_stacked, separated, stacked, without_shared_memory
 from autotuner.runtime.output_set import copy_of
@@ -51,8 +52,8 @@ class RegionResults:
         outputs: as forward returns them.
         gradients: of the inputs, as backward returns them; None for an input that no gradient reaches.
         stacks: of the gradients of parameters; see `gradient_stacks`.
-        in_place: whether a caller's graph has the inputs, and the gradients of outputs, read where they are. Those
-            inputs that backward reads are saved for it then.
+        in_place: whether the inputs, and the gradients of outputs, may be read where they are. Those inputs that
+            backward reads are saved for it then.
         state_bytes: of what forward leaves for backward, see `saved_state`; None where that is a ticket, see `ticket`.
         repeats: whether gradients that are differentiated again (`create_graph=True`) are made by plain operators,
             which run the forward once more. All inputs are saved for backward then.
@@ -153,8 +154,7 @@ def key_of(region: Runs) -> Tensor:
     return torch.tensor([number_of(region)])
 
 
-@library.custom_op("autotuner::tuned_region", mutates_args=(), tags=TAGS)
-def tuned_region(
+def run_forward(
     number: int,
     like: Tensor,  # noqa: ARG001
     inputs: Sequence[Tensor],
@@ -186,6 +186,9 @@ def tuned_region(
         return without_shared_memory(outputs), Ticket.issue(held)
     assert isinstance(held, Lease)
     return without_shared_memory(outputs), saved_state(held)
+
+
+tuned_region = library.custom_op("autotuner::tuned_region", run_forward, mutates_args=(), tags=TAGS)
 
 
 def _region(number: int) -> Runs:
@@ -243,21 +246,31 @@ def run_backward(
     known = RegionResults.parse(results)
     keeps = _get_current_graph_task_keep_graph()
     held: Held | None = Ticket.of(state).held if known.state_bytes is None else lease_of(state)
+    again = [inputs[place] for place in known.read_again] if known.repeats else inputs
     if held is None:
         device = next(grad.device for grad in grads if grad is not None)
         restored = _region(number).restored
-        again = [inputs[place] for place in known.read_again] if known.repeats else inputs
         held, keeps = restored(state, again, parameters, device, in_place=known.in_place), False
-    in_place = known.in_place and isinstance(held, Lease) and held.gives_back
+    in_place = known.in_place and isinstance(held, Lease)
+    if isinstance(held, Lease) and in_place:
+        held.workspace.meet(again)
     region, count = _REGIONS.get(number), len(wanted) - len(parameters)
     places = [*[None] * count, *places_of(number, parameters, wanted[count:])]
+
+    def finish(found: Sequence[Tensor | None]) -> list[Tensor]:
+        told = zip(found[:count], known.told, strict=True)
+        of_inputs = [as_told(made, lies) for made, lies in told if made is not None]
+        of_parameters = stacked(found[count:], parameters, known.stacks, wanted[count:])
+        return without_shared_memory([*of_inputs, *of_parameters], grads)  # who takes them over may write to them
+
     with torch._C._DisableAutocast(), nullcontext() if region is None else region.going_back():
-        found = held.backward(grads, tuple(wanted), keeps, parameters, in_place, places)
-    of_inputs = [as_told(made, lies) for made, lies in zip(found[:count], known.told, strict=True) if made is not None]
-    of_parameters = stacked(found[count:], parameters, known.stacks, wanted[count:])
-    made = without_shared_memory([*of_inputs, *of_parameters], grads)  # who takes them over may write to them
-    inputs_made, stacks_made = made[: len(of_inputs)], made[len(of_inputs) :]
-    return [*inputs_made, *handed_out(number, parameters, stacks_made, known.stacks, wanted[count:])]
+        if isinstance(held, Lease):
+            back = held.workspace.backward
+            made = back(grads, tuple(wanted), keeps, parameters, in_place, places, finish, results)
+        else:
+            made = finish(held.backward(grads, tuple(wanted), keeps, parameters, in_place, places))
+    split = sum(wanted[:count])
+    return [*made[:split], *handed_out(number, parameters, made[split:], known.stacks, wanted[count:])]
 
 
 tuned_region_backward = library.custom_op(
@@ -353,6 +366,8 @@ def _refuse(*_: Any) -> None:
 
 
 tuned_region_backward.register_autograd(_refuse)
+call_directly(tuned_region, run_forward)
+call_directly(tuned_region_backward, run_backward)
 
 
 class RegionStep(torch.autograd.Function):

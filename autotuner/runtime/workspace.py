@@ -4,9 +4,10 @@ What is handed out lies in storages of its own, in sets: a set is used again onc
 storages, so that a gradient which somebody keeps is never overwritten. An output that backward reads is handed out as a
 copy. Inputs and given gradients are copied in, which frees the caller to change them and lets them have any strides. A
 caller who leaves them as they are until backward is over may have them read where they are: the steps that read them
-are built anew for that. Parameters that lie otherwise than the plan says are copied at the start of each forward; all
-others are read where the caller keeps them. Where one of those has moved by the time of a call, the workspace takes all
-of them as copies from then on.
+are built anew for that. From call to call they are followed: those that lie where they lay in the call before are read
+there, and the others are copied. Parameters that lie otherwise than the plan says are copied at the start of each
+forward; all others are read where the caller keeps them. Where one of those has moved by the time of a call, the
+workspace takes all of them as copies from then on.
 
 Where calls are queued, all of it is on the caller's current stream. A workspace that moves to another stream makes that
 one wait for all that was queued on the last one, what callers did there with what they were handed among it. Each set's
@@ -15,8 +16,9 @@ workspace that was used in it is never used again. One that was made in it, or f
 memory back once its backward is over: what comes behind that writes there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ from autotuner.runtime.built_steps import BuiltSteps
 from autotuner.runtime.devices import Run, device_runtime
 from autotuner.runtime.graphs import CallSequence, Graphs, StreamOrder, Switch
 from autotuner.runtime.offered_memory import bases_in
-from autotuner.runtime.output_set import OutputSet, OutputSets
+from autotuner.runtime.output_set import Finish, OutputSet, OutputSets
 from autotuner.runtime.parameter_memory import ParameterCopies, ParameterMemory
 from autotuner.runtime.scratch import Scratch
 from autotuner.runtime.shown_tensors import ShownTensors
@@ -128,10 +130,13 @@ class Workspace:
         """
         with self._turn():
             self._consumed = False
-            self._put_back(self._inputs, self._given)
-            if in_place:  # what is handed out has to lie where a capture keeps its memory
-                self._forget_outputs()
-            self._move(self._inputs.take(inputs, in_place=in_place))
+            if self._follows(in_place):
+                self._move(self._inputs.follow(inputs))
+            else:
+                self._put_back(self._inputs, self._given)
+                if in_place:  # what is handed out has to lie where a capture keeps its memory
+                    self._forget_outputs()
+                self._move(self._inputs.take(inputs, in_place=in_place))
             self._move(self.parameters.follow(current))
             self.parameters.take(current)
             made = self._set("forward")
@@ -152,7 +157,9 @@ class Workspace:
         current: Sequence[Tensor] = (),
         in_place: bool = False,
         places: Sequence[Tensor | None] = (),
-    ) -> list[Tensor | None]:
+        finish: Finish | None = None,
+        key: Hashable = None,
+    ) -> list[Any]:
         """Run the steps that the wanted gradients need, and return them in the order of the ports, None for others.
 
         Backward writes over what forward saved for it once that is read. With `keeps`, a copy is put back afterwards.
@@ -165,6 +172,8 @@ class Workspace:
             in_place: whether gradients of outputs that lie as the plan says are read where they are.
             places: memory for each gradient of the ports' sources, or None. It is written to where the workspace gives
                 its own back, and it lies as the plan says.
+            finish: makes what is returned of that.
+            key: of what `finish` does.
 
         Raises:
             RuntimeError: an earlier backward has consumed what forward saved.
@@ -181,14 +190,12 @@ class Workspace:
             saved = self.arena.saved
             copies = [tensor.clone() for tensor in saved] if keeps else None
             try:
-                return self._backward(given, wanted, in_place, places)
+                return self._backward(given, wanted, in_place, places, finish, key)
             finally:
                 if copies is None:
                     self._consumed = True
                     if self.in_capture or self.gives_back:
                         self.let_go()
-                    else:
-                        self._put_back(self._inputs, self._given)
                 else:
                     for tensor, copy in zip(saved, copies, strict=True):
                         tensor.copy_(copy)
@@ -199,36 +206,53 @@ class Workspace:
         wanted: tuple[bool, ...],
         in_place: bool,
         places: Sequence[Tensor | None],
-    ) -> list[Tensor | None]:
-        self._put_back(self._given)
+        finish: Finish | None,
+        key: Hashable,
+    ) -> list[Any]:
         count = len(self._given)
-        self._move(self._given.take(given[:count], in_place=in_place))
+        if self._follows(in_place):
+            self._move(self._given.follow(given[:count]))
+        else:
+            self._put_back(self._given)
+            self._move(self._given.take(given[:count], in_place=in_place and self.gives_back))
         self._shown.take(given[count:])
         offered = bases_in(self.plan, self.ports, places) if self.gives_back else {}
         made = self.outputs.over("backward", offered) if offered else self._set("backward")
         self._run(made.sequence_for(wanted))
+        if finish is not None:
+            return self.outputs.finished(made, (wanted, key), wanted, finish)
         handed = iter(self.outputs.handed(made, [number for number, want in enumerate(wanted) if want]))
         return [next(handed) if want else None for want in wanted]
+
+    def meet(self, inputs: Sequence[Tensor]) -> None:
+        """Have backward find inputs that were followed where they are now, or copies of them.
+
+        Args:
+            inputs: those of the forward that backward reads.
+        """
+        if self.gives_back or (self._inputs.are_met(inputs) and not self.runtime.is_capturing()):
+            return
+        with self._turn():
+            self._move(self._inputs.meet(inputs, stays=not self.in_capture))
 
     def restore(self, state: Tensor, inputs: Sequence[Tensor], current: Sequence[Tensor]) -> None:
         """Take up what a forward elsewhere left for backward, which runs here then.
 
         Args:
             state: its `state`, on any device.
-            inputs: those of the forward that backward reads, where the plan keeps inputs outside of the arena; none of
-                them otherwise.
+            inputs: those of the forward that backward reads, where they may have been read in place; none otherwise.
             current: the caller's parameters, in the order of `lying`, with the values that forward saw.
         """
         with self._turn():
             self._consumed = False
             self._put_back(self._inputs, self._given)
+            self.state.copy_(state)
             if inputs:
                 self._move(self._inputs.take(inputs, in_place=False, names=self.plan.read_again))
             self._move(self.parameters.follow(current))
             self.parameters.take(current)
             for copy in self.parameters.copying:
                 copy()
-            self.state.copy_(state)
 
     def tidy(self) -> None:
         """Drop what a capture has outlived, once nothing is captured."""
@@ -290,16 +314,23 @@ class Workspace:
         for made in self.outputs:
             yield from made.handed
 
+    def _follows(self, in_place: bool) -> bool:
+        """Say whether what may be read in place is followed from call to call, and not read there once."""
+        return in_place and not self.gives_back and not self.in_capture
+
     def _put_back(self, *stages: Stages) -> None:
         """Have the steps read these stages in the workspace's own memory again."""
         for stage in stages:
             self._move(stage.put_back())
 
     def _move(self, views: Mapping[Place, Tensor]) -> None:
-        """Have the steps read these places elsewhere, if there are any, and forget the calls on outputs."""
+        """Have the steps read these places elsewhere, if there are any, and build the calls on outputs anew."""
         if views:
             self.steps.move(views)
-            self._forget_outputs()
+            if self.gives_back or self.in_capture:
+                self._forget_outputs()
+            else:
+                self.outputs.renew()
 
     def _forget_outputs(self) -> None:
         self.outputs.forget(in_capture=self.runtime.is_capturing())

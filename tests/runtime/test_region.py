@@ -2,9 +2,11 @@
 
 import copy
 import gc
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from autotuner.errors import ConfigurationError
 from autotuner.plan.memory_planner import Port
@@ -521,7 +524,7 @@ def test_the_compiler_is_told_what_it_gets(seed: int) -> None:
     arguments = region.arguments(*shared_operands())
     operator: Any = region.operator
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
-    assert RegionResults.parse(arguments[4]) == region.plan.results
+    assert RegionResults.parse(arguments[4]) == replace(region.plan.results, in_place=True)
 
 
 def test_who_watches_operators_sees_one_and_gets_the_same(region: TunedRegion) -> None:
@@ -541,6 +544,32 @@ def test_who_watches_operators_sees_one_and_gets_the_same(region: TunedRegion) -
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     for found in (plain, watched):
         assert all(y.grad_fn is not None for y in found)
+
+
+def test_calls_without_gradients_reach_the_region_at_once_unless_somebody_watches(
+    region: TunedRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, parameters = shared_operands()
+    between: list[set[str]] = []
+    usual = TunedRegion.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        files = {Path(frame.filename).parent.name for frame in traceback.extract_stack()}
+        between.append(files & {"_library"})
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(TunedRegion, "forward", forward)
+    arguments = region.arguments(inputs, parameters)
+    with torch.no_grad():
+        found = region.operator(*arguments)[0]
+        with FlopCounterMode(display=False):
+            watched = region.operator(*arguments)[0]
+    (y, _), _ = region.operator(*arguments)
+    assert between == [set(), {"_library"}, {"_library"}]
+    assert y.requires_grad
+    assert not found[0].requires_grad
+    for one, other in zip(found, watched, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_the_compiler_keeps_it_out_of_its_own_cuda_graphs() -> None:

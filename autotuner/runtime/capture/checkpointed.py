@@ -51,6 +51,10 @@ class CapturedModule:
         graphs = (self._whole, *self._bodies.values())
         self.nodes = sum(each.nodes for each in graphs)
 
+    def is_checkpointed(self, region: Region) -> bool:
+        """Say whether a region is one of a body's."""
+        return any(region in body.regions for body in self._bodies.values())
+
     @property
     def reasons(self) -> Counter[str]:
         found = Counter(self._whole.reasons)
