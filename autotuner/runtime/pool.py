@@ -12,7 +12,7 @@ from autotuner.plan.memory_planner import MemoryPlan, Ports
 from autotuner.runtime.devices import device_runtime
 from autotuner.runtime.graphs import Switch
 from autotuner.runtime.parameter_memory import ParameterMemory, where
-from autotuner.runtime.scratch import Scratch, shared_scratch
+from autotuner.runtime.scratch import Scratch, common_scratch, shared_scratch
 from autotuner.runtime.workspace import CPU, Workspace
 
 IDLE_WORKSPACES = 2
@@ -64,13 +64,19 @@ class Pool:
 
     def take(self) -> Workspace:
         scratch = shared_scratch()
-        if scratch is not None and not self._has_scratch and not scratch.is_of_one_step:
+        # Where calls run to their end at once, threads would wait for each other.
+        is_common = scratch is None and self._has_scratch and self._runtime.has_graphs
+        if is_common:
+            scratch = common_scratch(self._arguments[3])
+        elif scratch is not None and not self._has_scratch and not scratch.is_of_one_step:
             scratch = None
         with self._lock:
             self._sort()
             found = self._taken(scratch)
             self.made += found is None
         try:
+            if found is None and is_common and self._is_captured():  # a graph of the caller's is replayed at any time
+                scratch = None
             workspace = Workspace(*self._arguments, scratch, shares=self._refused < REFUSED) if found is None else found
         finally:  # what was given back meanwhile leaves its memory to others, and not to the one that is built here
             self._settle()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotuner.ir.device import has_graphs
 from autotuner.plan.configuration import Configuration
 from autotuner.runtime.bound_parameters import BoundInTurn, BoundParameters
 from autotuner.runtime.devices import device_runtime
@@ -90,19 +91,21 @@ class TunedRegion:
             ports: how the caller sees the model's tensors.
             graphs: whether calls become CUDA graphs; a switch that several regions share, or one of its own.
             in_place: whether inputs and gradients of outputs are read where they are, in a graph that a caller captures
-                and in a step before that. Its memory is planned such that a caller's regions can share a scratch; see
-                `autotuner.runtime.scratch`.
+                and in a step before that.
             repeats: whether its gradients can be differentiated again, where it computes the same again: it keeps its
                 inputs until backward then.
             follows: whether inputs are read where they are outside of a caller's graph, too, as long as they lie where
-                those of the call before lay. Those that backward reads are saved for it then.
+                those of the call before lay. Those that backward reads are saved for it then. With `in_place`, or with
+                this where calls become graphs, memory is planned such that regions can share a scratch; see
+                `autotuner.runtime.scratch`.
             label: of the place, for messages.
             say: called with a line where its kernels take long to build.
 
         Raises:
             ConfigurationError: as `RegionPlan`.
         """
-        self.plan = RegionPlan.of(configuration, ports, apart=in_place)
+        shares = has_graphs(str(configuration.environment["device_type"]))  # regions of other devices share no scratch
+        self.plan = RegionPlan.of(configuration, ports, apart=in_place or (follows and shares))
         self.number = number_of(self)
         self.label = label or f"tuned region {self.number}"
         self.calls = 0

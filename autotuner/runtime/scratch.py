@@ -1,8 +1,12 @@
-"""Scratch: memory for what one phase makes and reads itself, shared by workspaces that run one after the other."""
+"""Scratch: memory for what one phase makes and reads itself, shared by workspaces that run one after the other.
+
+All workspaces of a device that queues calls share one, unless whoever has them run says otherwise.
+"""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -12,10 +16,9 @@ from autotuner.runtime.graphs import StreamOrder, TemporaryMemory
 
 
 class Scratch:
-    """Memory that each workspace made inside of `sharing` writes in its turn, and leaves nothing in.
+    """Memory that each workspace that shares it writes in its turn, and leaves nothing in.
 
-    Whoever shares it sees to it that no two phases of these workspaces are queued at the same time; a change of streams
-    between them is put in order here.
+    Threads queue their phases one after the other, and a change of streams between them is put in order.
 
     Attributes:
         is_open: whether workspaces that share it are taken up again.
@@ -27,6 +30,7 @@ class Scratch:
         self.is_open, self.is_of_one_step = True, is_of_one_step
         self._memory: dict[torch.device, Tensor] = {}
         self._order, self.of_graphs = StreamOrder(), TemporaryMemory()
+        self._queueing = threading.RLock()
 
     def memory(self, size_bytes: int, device: torch.device) -> Tensor:
         """Return so many bytes; workspaces that were given fewer keep theirs."""
@@ -39,9 +43,12 @@ class Scratch:
         """Have no workspace taken up again that shares this; those that run do so to their end."""
         self.is_open = False
 
-    def turn(self, runtime: DeviceRuntime) -> None:
-        """Put what is queued from now on behind what the workspace before has queued, on whatever stream."""
-        self._order.turn(runtime, self._memory.values())
+    @contextmanager
+    def turn(self, runtime: DeviceRuntime) -> Iterator[None]:
+        """Queue a phase behind what the workspace before has queued, on whatever stream, and before any other."""
+        with self._queueing:
+            self._order.turn(runtime, self._memory.values())
+            yield
 
 
 class _Sharing(threading.local):
@@ -64,3 +71,16 @@ def sharing(scratch: Scratch) -> Iterator[None]:
 def shared_scratch() -> Scratch | None:
     """Return the scratch that this thread shares now, None for none."""
     return _SHARING.scratch
+
+
+_COMMON: "WeakValueDictionary[torch.device, Scratch]" = WeakValueDictionary()
+_MAKING = threading.Lock()
+
+
+def common_scratch(device: torch.device) -> Scratch:
+    """Return what all workspaces of a device share; it is there for as long as one of them is."""
+    with _MAKING:
+        found = _COMMON.get(device)
+        if found is None:
+            found = _COMMON[device] = Scratch()
+    return found

@@ -17,7 +17,7 @@ memory back once its backward is over: what comes behind that writes there.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -293,12 +293,12 @@ class Workspace:
             if self.runtime.is_capturing():
                 # Whoever captures has waited for all that was queued before, and nothing may be waited for now.
                 self.in_capture = True
-            else:
-                if self.scratch is not None:
-                    self.scratch.turn(self.runtime)
+                yield
+                return
+            with nullcontext() if self.scratch is None else self.scratch.turn(self.runtime):
                 self._follow_the_last_use()
                 self._order.turn(self.runtime, self._memory())
-            yield
+                yield
 
     def _follow_the_last_use(self) -> None:
         """Have all that is queued from now on wait for whoever had the arena's memory in use before."""

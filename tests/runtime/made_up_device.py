@@ -4,12 +4,14 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from autotuner.ir.device import CPU, DEVICE_TYPES, DeviceType
+from autotuner.runtime import scratch
 from autotuner.runtime.arena_memory import _MADE, Memories
 from autotuner.runtime.devices import RUNTIMES, CpuRuntime, DeviceRuntime
 
@@ -143,8 +145,9 @@ class MadeUpDevice(CpuRuntime):
 
 @contextmanager
 def kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Put back what tensors hold, with all else in their storages."""
-    storages = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    """Put back what tensors hold, with all else in their storages; not where memory is another's, or gone by now."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    storages = {storage.data_ptr(): storage for storage in found if storage.resizable()}
     before = {place: storage.clone() for place, storage in storages.items()}  # type: ignore[no-untyped-call]
     try:
         yield
@@ -163,10 +166,11 @@ def _tensors() -> Iterator[Tensor]:
 def instead_of_the_cpu(patch: pytest.MonkeyPatch) -> MadeUpDevice:
     """Return a made-up device, which all tensors of the CPU are on from now on.
 
-    Its workspaces take no memory that ones of the CPU have left, which has been used on no stream.
+    Its workspaces take no memory that ones of the CPU have left, or share, which has been used on no stream.
     """
     device = MadeUpDevice()
     patch.setattr(_MADE, "memories", Memories())
+    patch.setattr(scratch, "_COMMON", WeakValueDictionary())
     patch.setitem(RUNTIMES, CPU, lambda _: device)
     return device
 

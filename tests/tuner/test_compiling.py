@@ -176,8 +176,8 @@ def test_what_is_likely_to_be_timed_is_compiled_while_the_first_plan_is_measured
     opening = measurer.answered[: len(recorded.model.graph().operators)]
     assert not [key for key in opening if KERNELS[recorded.space.calls[key].candidate.kernel].compiles]
     assert len(measurer.order) == len(set(measurer.order)), "nothing is compiled twice"
-    alone = tune(recorded.model, recorded.file, database, roofed(recorded), remeasure=True)
-    assert found.certificate.predicted_us <= 1.02 * alone.certificate.predicted_us
+    best = tune(recorded.model, recorded.file, database, roofed(recorded), remeasure=True, exhaustive=True)
+    assert found.certificate.predicted_us <= 1.02 * best.certificate.predicted_us
 
 
 @pytest.mark.parametrize("asked", [{}, {**LIMITED, "exhaustive": True}], ids=["no limit", "everything"])
@@ -196,7 +196,7 @@ def test_a_likely_call_that_cannot_be_compiled_is_known_as_failed(recorded: Reco
             return Measurement("error", message="no compiler")
 
     measurer = Unbuilt(recorded.measurements, recorded.environment, ceilings=recorded.ceilings)
-    found = tune(recorded.model, recorded.file, database, measurer, **LIMITED)
+    found = tune(recorded.model, recorded.file, database, measurer, **LIMITED, gap=0.5)
     assert found.counts["status_error"] == len(measurer.order) > 0
     assert not set(measurer.order) & set(measurer.asked)
 
