@@ -40,13 +40,15 @@ class BuiltSteps:
             number: self.build(number, self.views) for number in range(len(plan.steps)) if self._is_inside(number)
         }
 
-    def move(self, views: Mapping[Place, Tensor]) -> None:
-        """Build the steps that read these places on other memory, or where they have none yet."""
+    def move(self, views: Mapping[Place, Tensor]) -> set[str]:
+        """Build the steps that read these places on other memory, or where they have none yet; return their phases."""
         self.views |= views
+        readers = self._readers(views.keys())
         with torch.inference_mode(False), torch.no_grad():
-            for number in self._readers(views.keys()):
+            for number in readers:
                 if self._is_inside(number):
                     self.inside[number] = self.build(number, self.views)
+        return {self._plan.steps[number].phase for number in readers}
 
     def drop(self, places: Collection[Place]) -> None:
         """Give up the memory of these places, and the calls of the steps that read them."""

@@ -14,6 +14,10 @@ from torch._C import DispatchKey
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._library.autograd import make_autograd_impl
 
+UNUSUAL = tuple(
+    getattr(DispatchKey, name) for name in ("Python", "Functionalize", "Negative", "Conjugate", "ZeroTensor")
+)
+"""Keys of calls that somebody watches or transforms, or whose tensors stand for other numbers than their memory has."""
 KEYS = ("AutogradCPU", "AutogradCUDA")
 _LIBRARY = library.Library("autotuner", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -43,8 +47,7 @@ def _is_plain(keys: Any) -> bool:
     """Say whether nobody takes gradients of a call with these keys, watches, transforms or compiles it."""
     return not (
         torch._C.is_grad_enabled()
-        or keys.has(DispatchKey.Python)
-        or keys.has(DispatchKey.Functionalize)
+        or any(map(keys.has, UNUSUAL))
         or torch._C._functorch.peek_interpreter_stack() is not None
         or get_eval_frame_callback()
     )

@@ -1,6 +1,6 @@
 """Storages for what a phase of a workspace hands out, in sets, and the phase's calls built on them."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -105,22 +105,28 @@ class OutputSet:
         own = zip(self.holders, self._of_finished, strict=True)
         return all(count(storage) == holders + finished for (storage, holders), finished in own)
 
-    def finished(self, key: Hashable, wanted: Sequence[bool], finish: Finish) -> list[Tensor] | None:
-        """Return what is made of the wanted outputs, over their own memory; None where that needs copies.
+    def finished(self, key: Hashable, wanted: Sequence[bool], finish: Finish) -> list[Tensor]:
+        """Return what is made of the wanted outputs, for the caller; made once where it is over their own memory.
 
         Args:
             key: of `wanted` and what `finish` does.
         """
-        if key not in self._finished:
-            before = self._counted()
-            made = finish([tensor if want else None for tensor, want in zip(self.handed, wanted, strict=True)])
-            own = {storage.data_ptr() for storage in self._storages}
-            is_over = all(tensor.untyped_storage().data_ptr() in own for tensor in made)
-            self._finished[key] = made if is_over else None
-            del made
-            more = [now - then for now, then in zip(self._counted(), before, strict=True)]
-            self._of_finished = [one + other for one, other in zip(self._of_finished, more, strict=True)]
-        return self._finished[key]
+        known = self._finished.get(key)
+        if known is not None:
+            return [tensor.detach() for tensor in known]
+        handed = [tensor if want else None for tensor, want in zip(self.handed, wanted, strict=True)]
+        if key in self._finished:
+            return finish([None if tensor is None else tensor.detach() for tensor in handed])
+        before = self._counted()
+        made = finish(handed)
+        own = {storage.data_ptr() for storage in self._storages}
+        if not all(tensor.untyped_storage().data_ptr() in own for tensor in made):
+            self._finished[key] = None
+            return [tensor.detach() for tensor in made]
+        self._finished[key] = made
+        more = [now - then for now, then in zip(self._counted(), before, strict=True)]
+        self._of_finished = [one + other for one, other in zip(self._of_finished, more, strict=True)]
+        return [tensor.detach() for tensor in made]
 
     def _counted(self) -> list[int]:
         return [torch._C._storage_Use_Count(storage._cdata) for storage in self._storages]
@@ -192,10 +198,10 @@ class OutputSets:
             self._spare[phase] = self._made(phase, copying)
         return self._spare[phase]
 
-    def renew(self) -> None:
-        """Have the calls of all sets built anew, over the storages that they have."""
+    def renew(self, phases: Collection[str]) -> None:
+        """Have the calls of some phases' sets built anew, over the storages that they have."""
         for made in self:
-            made.is_stale = True
+            made.is_stale |= made.phase in phases
 
     def over(self, phase: str, offered: Mapping[int, Tensor]) -> OutputSet:
         """Return a set over storages of others, by the number of the buffer; it is used once."""
@@ -213,9 +219,7 @@ class OutputSets:
     def finished(self, made: OutputSet, key: Hashable, wanted: Sequence[bool], finish: Finish) -> list[Tensor]:
         """Return what is made of the wanted outputs of a set, for the caller; see `OutputSet.finished`."""
         if not made.held and made is not self._spare.get(made.phase):
-            found = made.finished(key, wanted, finish)
-            if found is not None:
-                return [tensor.detach() for tensor in found]
+            return made.finished(key, wanted, finish)
         handed = iter(self.handed(made, [number for number, want in enumerate(wanted) if want]))
         return finish([next(handed) if want else None for want in wanted])
 

@@ -120,7 +120,9 @@ class Pool:
         """Keep some of those that were given back as idle ones, with the lock."""
         while self._given_back:
             workspace = self._given_back.popleft()
-            if workspace.in_capture or workspace.gives_back:
+            if workspace.is_broken and not self._is_captured():  # in a capture, graphs must not be destroyed
+                continue
+            if workspace.in_capture or workspace.gives_back or workspace.is_broken:
                 workspace.let_go()
                 if not workspace.is_gone:
                     self._in_capture.append(workspace)

@@ -196,7 +196,13 @@ class Stages:
         wanted = (lies.shape, lies.strides, getattr(torch, self._plan.buffers[lies.buffer].dtype), device)
         is_aligned = tensor.data_ptr() % alignment_bytes(device.type) == 0
         is_alone = len(self._plan.buffers[lies.buffer].offsets) == 1  # kernels may read several in a row as one
-        return is_alone and is_aligned and (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) == wanted
+        is_plain = not tensor.is_neg()  # otherwise its memory has other numbers than it stands for
+        return (
+            is_alone
+            and is_plain
+            and is_aligned
+            and (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) == wanted
+        )
 
 
 def _reach(tensor: Tensor) -> int:

@@ -52,6 +52,8 @@ class Workspace:
         in_capture: whether a caller's graph writes here whenever it is replayed.
         gives_back: whether it is for one forward and its backward, and gives its memory back then.
         is_gone: whether it has.
+        is_broken: whether a call has ended with an error, so that nobody knows what its steps read; nothing runs here
+            again.
         skips_kernels: whether parameters are copied and no kernel runs; see `Pool`.
     """
 
@@ -84,7 +86,7 @@ class Workspace:
             self._graphs = Graphs(self.runtime, graphs, None if scratch is None else scratch.of_graphs)
         self._order = StreamOrder()
         self.scratch = scratch
-        self.in_capture = self.skips_kernels = self.is_gone = False
+        self.in_capture = self.skips_kernels = self.is_gone = self.is_broken = False
         self._consumed = True
         self._shared: ArenaMemory | None = None
         with torch.inference_mode(False), torch.no_grad(), self._turn():
@@ -176,8 +178,10 @@ class Workspace:
             key: of what `finish` does.
 
         Raises:
-            RuntimeError: an earlier backward has consumed what forward saved.
+            RuntimeError: an earlier backward has consumed what forward saved, or has ended with an error.
         """
+        if self.is_broken:
+            raise RuntimeError("an earlier call of this tuned layer has ended with an error; run forward again")
         if self._consumed:
             raise RuntimeError(
                 "backward ran already, and has used the memory of what forward saved; run forward again, or keep what "
@@ -289,16 +293,20 @@ class Workspace:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Have the device current, and everything in order with what ran here on another stream."""
-        with self.runtime.guard():
-            if self.runtime.is_capturing():
-                # Whoever captures has waited for all that was queued before, and nothing may be waited for now.
-                self.in_capture = True
-                yield
-                return
-            with nullcontext() if self.scratch is None else self.scratch.turn(self.runtime):
-                self._follow_the_last_use()
-                self._order.turn(self.runtime, self._memory())
-                yield
+        try:
+            with self.runtime.guard():
+                if self.runtime.is_capturing():
+                    # Whoever captures has waited for all that was queued before, and nothing may be waited for now.
+                    self.in_capture = True
+                    yield
+                    return
+                with nullcontext() if self.scratch is None else self.scratch.turn(self.runtime):
+                    self._follow_the_last_use()
+                    self._order.turn(self.runtime, self._memory())
+                    yield
+        except BaseException:
+            self.is_broken = True
+            raise
 
     def _follow_the_last_use(self) -> None:
         """Have all that is queued from now on wait for whoever had the arena's memory in use before."""
@@ -326,11 +334,11 @@ class Workspace:
     def _move(self, views: Mapping[Place, Tensor]) -> None:
         """Have the steps read these places elsewhere, if there are any, and build the calls on outputs anew."""
         if views:
-            self.steps.move(views)
+            phases = self.steps.move(views)
             if self.gives_back or self.in_capture:
                 self._forget_outputs()
             else:
-                self.outputs.renew()
+                self.outputs.renew(phases)
 
     def _forget_outputs(self) -> None:
         self.outputs.forget(in_capture=self.runtime.is_capturing())

@@ -147,7 +147,7 @@ class MadeUpDevice(CpuRuntime):
 def kept(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Put back what tensors hold, with all else in their storages; not where memory is another's, or gone by now."""
     found = (tensor.untyped_storage() for tensor in tensors)
-    storages = {storage.data_ptr(): storage for storage in found if storage.resizable()}
+    storages = {storage.data_ptr(): storage for storage in found if storage.resizable()}  # one at each address
     before = {place: storage.clone() for place, storage in storages.items()}  # type: ignore[no-untyped-call]
     try:
         yield

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from autotuner.runtime import region_operator
+from autotuner.runtime.built_steps import BuiltSteps
+from autotuner.runtime.gradient_stacks import stacked
 from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.saved_state import LEASES
-from autotuner.runtime.stages import MOVES
+from autotuner.runtime.scratch import Scratch, sharing
+from autotuner.runtime.stages import MOVES, Stages
 from autotuner.runtime.workspace import Workspace
 from tests.runtime.made_up_device import instead_of_the_cpu
 from tests.runtime.plans import configuration, model
-from tests.runtime.regions import assert_same, declared_ports, operands, step
+from tests.runtime.regions import assert_same, declared_ports, operands, siblings_model, step
 
 LAYERS = 3
 
@@ -174,3 +178,82 @@ def test_calls_without_gradient_read_in_place_and_leave_training_as_it_was(
         assert_same(step(run(regions, parameters), [x], parameters), wanted)
         with torch.no_grad():
             assert_same(run(regions, parameters)([other], ()), [alone])
+
+
+@pytest.mark.parametrize("fails", ["building", "copying"])
+def test_a_call_that_ends_with_an_error_leaves_no_trace(
+    layers: tuple[list[TunedRegion], Tensor, list[Tensor]], fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (region, *_), x, parameters = layers
+    expected([region], x, parameters)
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*{"building": (BuiltSteps, "build"), "copying": (Stages, "_over")}[fails], fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            region.call([x], parameters)  # would have its input read in place from now on
+    for factor in (1.0, 2.0, 3.0):
+        plain = TunedRegion(region.plan.configuration, region.plan.ports)
+        with torch.no_grad():
+            x.mul_(factor)
+        assert_same(step(region.call, [x], parameters), step(plain.call, [x], parameters))
+    assert region.bound.last.pool.made == 2
+
+
+def test_a_backward_that_ended_with_an_error_cannot_be_run_again(
+    layers: tuple[list[TunedRegion], Tensor, list[Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (region, *_), x, parameters = layers
+    wanted = step(region.call, [x], parameters)
+    (y,) = region.call([x], parameters)
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "_run", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            y.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="has ended with an error"):
+        y.sum().backward()
+    assert_same(step(region.call, [x], parameters), wanted)
+
+
+def test_a_tensor_that_stands_for_the_negative_of_its_memory_is_copied(
+    layers: tuple[list[TunedRegion], Tensor, list[Tensor]],
+) -> None:
+    (region, *_), x, parameters = layers
+    negative = torch._neg_view(x.detach())
+    assert negative.is_neg()
+    wanted = step(region.call, [(-x).detach().requires_grad_()], parameters)
+    with torch.no_grad():
+        direct = region.operator(*region.arguments([negative], parameters))[0]
+    assert_same(direct, wanted[:1])
+    for _ in range(4):
+        given = step(lambda *_: region.call([negative], parameters), [x], parameters)
+        assert_same(given[:1], wanted[:1])
+        assert_same(given[2:], wanted[2:])
+
+
+def test_what_backward_hands_out_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a part of a stack is frozen, the stack is a copy."""
+    of = siblings_model()
+    (x, *_), parameters = operands(of)
+    made: list[int] = []
+    monkeypatch.setattr(region_operator, "stacked", lambda *given: made.append(1) or stacked(*given))  # type: ignore[func-returns-value]
+    for is_frozen in (False, True):
+        parameters[0].requires_grad_(not is_frozen)
+        region = TunedRegion(configuration(of), declared_ports(of))
+        wanted = step(region.call, [x], parameters)
+        made.clear()
+        for number in range(1, 4):
+            assert_same(step(region.call, [x], parameters), wanted)
+            assert len(made) <= number
+        assert (len(made) == 3) == is_frozen, "gradients that lie where they belong are handed out without more ado"
+        made.clear()
+        with sharing(Scratch(is_of_one_step=True)):
+            assert_same(step(TunedRegion(region.plan.configuration, region.plan.ports, in_place=True).call,
+                             [x], parameters), wanted)  # fmt: skip
+        assert made == [1]
