@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autotuner.ir.device import CPU, DEVICE_TYPES, DeviceType
-from autotuner.runtime import scratch
+from autotuner.runtime import scratch, stages
 from autotuner.runtime.arena_memory import _MADE, Memories
 from autotuner.runtime.devices import RUNTIMES, CpuRuntime, DeviceRuntime
 
@@ -163,12 +163,18 @@ def _tensors() -> Iterator[Tensor]:
             yield each
 
 
-def instead_of_the_cpu(patch: pytest.MonkeyPatch) -> MadeUpDevice:
+def instead_of_the_cpu(patch: pytest.MonkeyPatch, *, follows: bool = False) -> MadeUpDevice:
     """Return a made-up device, which all tensors of the CPU are on from now on.
 
     Its workspaces take no memory that ones of the CPU have left, or share, which has been used on no stream.
+
+    Args:
+        follows: whether inputs are read where they lie if they lie where those of the call before lay. Then it depends
+            on the allocator of the CPU how often something is captured.
     """
     device = MadeUpDevice()
+    if not follows:
+        patch.setattr(stages, "MOVES", 0)
     patch.setattr(_MADE, "memories", Memories())
     patch.setattr(scratch, "_COMMON", WeakValueDictionary())
     patch.setitem(RUNTIMES, CPU, lambda _: device)

@@ -48,7 +48,7 @@ def test_layers_share_it_and_leave_nothing_in_it(made_up: MadeUpDevice) -> None:
         made = [layer.call([x], parameters) for layer in several]  # all wait for their backwards
         common_scratch(x.device).memory(1, x.device).fill_(255)
         for outputs in reversed(made):
-            assert_same(step(lambda *_, outputs=outputs: outputs, [x], parameters), wanted)  # type: ignore[misc]
+            assert_same(step(lambda *_, outputs=outputs: outputs, [x], parameters), wanted)
     plan = several[0].plan.memory
     workspaces = [layer.bound.last.pool.take() for layer in several]
     places = {workspace.arena._scratch.data_ptr() for workspace in workspaces if workspace.arena._scratch is not None}
