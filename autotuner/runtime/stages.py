@@ -15,8 +15,8 @@ MOVES = 3
 
 
 @dataclass
-class Followed:
-    """Where the tensors of a port lie from call to call.
+class PortMemory:
+    """Memory of a port's tensors from call to call.
 
     Args:
         address: of the last one; 0 where it did not lie as the plan says.
@@ -54,7 +54,7 @@ class Stages:
             for lies, _ in self._ports if self._plan.buffers[lies.buffer].role == "arena"
         }  # fmt: skip
         self.in_place: set[Place] = set()
-        self._followed = [Followed() for _ in ports]
+        self._followed = [PortMemory() for _ in ports]
         both = zip(self._followed, self._ports, strict=True)
         self._again = [each for each in both if each[1][1][0][0] in self._plan.read_again]
 
@@ -140,7 +140,7 @@ class Stages:
                 moved |= self._copied(lies, tensor)
         return moved
 
-    def _left(self, followed: Followed, lies: Geometry, places: Sequence[Place]) -> dict[Place, Tensor]:
+    def _left(self, followed: PortMemory, lies: Geometry, places: Sequence[Place]) -> dict[Place, Tensor]:
         """Read a port's tensors where they are no more, and return the places of its stage."""
         followed.is_read, followed.address, followed.moves = False, 0, followed.moves + 1
         self.in_place.difference_update(places)
