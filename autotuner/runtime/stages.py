@@ -110,6 +110,8 @@ class Stages:
                     followed.is_read = True
                     moved |= {place: self._over(tensor, place) for place in places}  # type: ignore[arg-type]
                     self.in_place.update(places)
+                    if self._plan.buffers[lies.buffer].role == "input":
+                        self._bases.pop(lies.buffer, None)  # its stage, which the call before was copied to
                     continue
             elif followed.is_read:
                 moved |= self._left(followed, lies, places)

@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from autotuner.ir.device import CPU, DEVICE_TYPES
+from autotuner.runtime import stages
 from autotuner.runtime.region import TunedRegion
 from autotuner.runtime.scratch import common_scratch
 from tests.runtime.made_up_device import MadeUpDevice, instead_of_the_cpu
@@ -72,6 +73,25 @@ def test_it_goes_with_the_last_layer(made_up: MadeUpDevice) -> None:
     gc.collect()
     assert not common_scratch(x.device)._memory
     assert made_up.now == 1
+
+
+def test_a_copy_of_an_input_goes_once_it_is_read_in_place(
+    made_up: MadeUpDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "MOVES", 3)
+    x, parameters = given()
+    (layer,) = layers(1)
+    held = []
+    for _ in range(3):
+        step_of(layer, x, parameters)
+        workspace = layer.bound.last.pool.take()
+        held.append(len([*workspace._inputs.memory()]))
+        layer.bound.last.pool.give_back(workspace)
+    assert held == [1, 0, 0]
+    other = x.detach().clone().requires_grad_()
+    wanted = step_of(layer, x, parameters)
+    assert_same(step_of(layer, other, parameters), wanted)
+    assert made_up.log == []
 
 
 def test_a_callers_graph_has_its_own(made_up: MadeUpDevice) -> None:

@@ -53,7 +53,7 @@ class CapturedModule:
 
     def is_checkpointed(self, region: Region) -> bool:
         """Say whether a region is one of a body's."""
-        return any(region in body.regions for body in self._bodies.values())
+        return any(region is each for body in self._bodies.values() for each in body.regions)
 
     @property
     def reasons(self) -> Counter[str]:
