@@ -187,7 +187,8 @@ class OutputSets:
         number = next((number for number, each in enumerate(sets) if each.is_free()), None)
         if number is not None:
             if sets[number].is_stale:
-                bases, holders = sets[number].bases, sets.pop(number).holders
+                bases, holders = sets[number].bases, sets[number].holders
+                self._leave(sets.pop(number))
                 sets.insert(number, self._made(phase, copying, bases))
                 sets[number].holders = holders  # the same, once the calls that were there are gone
             return sets[number]
@@ -195,8 +196,15 @@ class OutputSets:
             sets.append(self._made(phase, copying))
             return sets[-1]
         if phase not in self._spare or self._spare[phase].is_stale:
+            if phase in self._spare:
+                self._leave(self._spare.pop(phase))
             self._spare[phase] = self._made(phase, copying)
         return self._spare[phase]
+
+    def _leave(self, made: OutputSet) -> None:
+        """Give up a set; in a capture, which is no time to destroy its graphs, it stays until that is over."""
+        if self._runtime.is_capturing():
+            self.outlived.append(made)
 
     def renew(self, phases: Collection[str]) -> None:
         """Have the calls of some phases' sets built anew, over the storages that they have."""

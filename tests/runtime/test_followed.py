@@ -96,6 +96,26 @@ def test_graphs_go_on_with_what_is_read_in_place(monkeypatch: pytest.MonkeyPatch
     assert_same(found, [tensor.grad for tensor in (x, *parameters)])
 
 
+def test_graphs_of_calls_that_are_built_anew_in_a_capture_outlive_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = instead_of_the_cpu(monkeypatch, follows=True)
+    of = model()
+    (x, *_), parameters = operands(of)
+    region = TunedRegion(configuration(of), declared_ports(of))
+    for _ in range(3):
+        step(region.call, [x], parameters)
+    (y,) = region.call([x], parameters)
+    (lease,) = LEASES.values()
+    outputs = lease.workspace.outputs
+    before = outputs.by_phase["backward"][0]
+    outputs.renew({"backward"})
+    for tensor in (x, *parameters):
+        tensor.grad = None
+    device.capturing = True
+    torch.autograd.backward(y.sum())
+    device.capturing = False
+    assert before in outputs.outlived
+
+
 def test_inputs_that_move_are_copied_and_after_some_moves_always(
     layers: tuple[list[TunedRegion], Tensor, list[Tensor]],
 ) -> None:
