@@ -97,7 +97,7 @@ def test_graphs_go_on_with_what_is_read_in_place(monkeypatch: pytest.MonkeyPatch
 
 
 def test_graphs_of_calls_that_are_built_anew_in_a_capture_outlive_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = instead_of_the_cpu(monkeypatch, follows=True)
+    device = instead_of_the_cpu(monkeypatch)
     of = model()
     (x, *_), parameters = operands(of)
     region = TunedRegion(configuration(of), declared_ports(of))
