@@ -49,8 +49,12 @@ def linear_cross_entropy(
     of_loss: torch.dtype,
     wanted: Sequence[bool],
     settings: Sequence[float],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss, and the gradients of x, weight and bias where they are wanted; others have no elements.
+    squares: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss, the gradients of x, weight and bias where they are wanted, and the two parts of the loss.
+
+    Where `squares` are given, the sum of squares * logsumexp(scores)**2 is added to the cross entropy (a z-loss), and
+    the parts are both. Otherwise the parts have no elements, like gradients that are not wanted.
 
     Args:
         x: (rows, features).
@@ -61,6 +65,7 @@ def linear_cross_entropy(
         of_loss: type of the loss.
         wanted: whether gradients of x, weight and bias are.
         settings: those of `CrossEntropy`, in order; a flag is 0 or 1.
+        squares: (rows,), of a floating-point type; rows whose label is ignored count, too.
 
     Raises:
         IndexError: a label is no word, and not the one that is ignored; on CUDA, the device asserts it.
@@ -68,13 +73,13 @@ def linear_cross_entropy(
     ignored, mean, *numbers = settings
     with torch._C._DisableAutocast():
         told = CrossEntropy(int(ignored), bool(mean), *numbers)
-        loss, *gradients = _computed(x, weight, bias, labels, dtype, wanted, told)
-    return loss.to(of_loss), gradients[0], gradients[1], gradients[2]
+        loss, *made = _computed(x, weight, bias, labels, dtype, wanted, told, squares)
+    return loss.to(of_loss), made[0], made[1], made[2], made[3]
 
 
 def _computed(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, dtype: torch.dtype, wanted: Sequence[bool],
-    settings: CrossEntropy,
+    settings: CrossEntropy, squares: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     (rows, features), words = x.shape, len(weight)
     labels = labels.contiguous()
@@ -89,6 +94,8 @@ def _computed(
     most = rows_of_chunk(rows, features)
     memory = torch.empty((min(most, rows), words + empty), dtype=dtype, device=x.device)
     losses = torch.empty(rows, dtype=CrossEntropy.wide(dtype), device=x.device)
+    squares = None if squares is None else squares.to(losses.dtype).contiguous()
+    squared = None if squares is None else torch.empty_like(losses)
     of_x = torch.empty((rows, features) if wanted[0] else 0, dtype=x.dtype, device=x.device)
     is_split = most < rows
     of_weight = _Sum(weight, is_split=is_split)
@@ -101,7 +108,10 @@ def _computed(
         else:
             torch.addmm(vector, part, matrix.t(), out=logits)
         here = slice(start, start + len(part))
-        losses[here] = _rows(logits[:, :words], labels[here], share, settings, any(wanted))
+        of_part = None if squares is None else squares[here]
+        losses[here], of_squares = _rows(logits[:, :words], labels[here], share, settings, any(wanted), of_part)
+        if squared is not None:
+            squared[here] = of_squares
         if wanted[0] and x.dtype is dtype:
             torch.mm(logits, matrix, out=of_x[here])
         elif wanted[0]:
@@ -111,7 +121,11 @@ def _computed(
         if wanted[2]:
             of_bias.add(logits.sum(0, dtype=losses.dtype))
     loss = losses.sum() if count is None else losses.sum() / count
-    return loss, of_x, of_weight.made(wanted[1]), of_bias.made(wanted[2])
+    parts = losses.new_empty(0)
+    if squared is not None:
+        parts = torch.stack([loss, squared.sum()])
+        loss = parts.sum()
+    return loss, of_x, of_weight.made(wanted[1]), of_bias.made(wanted[2]), parts
 
 
 class _Sum:
@@ -148,14 +162,17 @@ class _Sum:
         return own.new_zeros(own.shape) if self._sum is None else self._sum[: len(own)].to(own.dtype)
 
 
-def _rows(logits: Tensor, labels: Tensor, share: Tensor | None, settings: CrossEntropy, gradient: bool) -> Tensor:
+def _rows(
+    logits: Tensor, labels: Tensor, share: Tensor | None, settings: CrossEntropy, gradient: bool,
+    squares: Tensor | None,
+) -> tuple[Tensor, Any]:  # fmt: skip
     runtime = device_runtime(logits.device)
     if runtime.has_triton and logits.dtype is not torch.float64:
         from autotuner.kernels.triton.cross_entropy import rows_of_cross_entropy
 
         with runtime.guard():
-            return rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
-    return cross_entropy.rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient)
+            return rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient, squares=squares)
+    return cross_entropy.rows_of_cross_entropy(logits, labels, share, settings, gradient=gradient, squares=squares)
 
 
 def _check(labels: Tensor, counts: Tensor, words: int, ignored: int) -> None:
@@ -175,16 +192,18 @@ def _(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,  # noqa: ARG001
-    dtype: torch.dtype,  # noqa: ARG001
+    dtype: torch.dtype,
     of_loss: torch.dtype,
     wanted: Sequence[bool],
-    *_: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    settings: Sequence[float],  # noqa: ARG001
+    squares: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     made = [
         like.new_empty(like.shape if want else 0)
         for like, want in zip((x, weight, weight[:, 0] if bias is None else bias), wanted, strict=True)
     ]
-    return x.new_empty((), dtype=of_loss), made[0], made[1], made[2]
+    parts = x.new_empty(0 if squares is None else 2, dtype=CrossEntropy.wide(dtype))
+    return x.new_empty((), dtype=of_loss), made[0], made[1], made[2], parts
 
 
 @register_flop_formula(torch.ops.autotuner.linear_cross_entropy)
@@ -196,11 +215,13 @@ def _flop(x: tuple[int, int], weight: tuple[int, int], *_: Any, **__: Any) -> in
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.wanted = inputs[6]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[1:])
+    ctx.save_for_backward(*output[1:4])
 
 
-def _backward(ctx: Any, grad: Tensor | None, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    if any(each is not None for each in of_gradients):
+def _backward(ctx: Any, grad: Tensor | None, *of_others: Tensor | None) -> tuple[Tensor | None, ...]:
+    if of_others[3] is not None:
+        raise RuntimeError("a derivative of one part of a loss with a z-loss: only their sum has gradients")
+    if any(each is not None for each in of_others):
         raise RuntimeError(
             "a second derivative through a head whose loss is computed in chunks: its gradients are made in forward, "
             "and cannot be differentiated again; compute what needs create_graph=True outside of what is compiled"
@@ -209,7 +230,7 @@ def _backward(ctx: Any, grad: Tensor | None, *of_gradients: Tensor | None) -> tu
         _times(each, grad) if want and grad is not None else None
         for each, want in zip(ctx.saved_tensors, ctx.wanted, strict=True)
     ]
-    return made[0], made[1], made[2], *(None,) * 5
+    return made[0], made[1], made[2], *(None,) * 6
 
 
 def _times(gradient: Tensor, number: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def test_a_job_loses_nothing_when_an_actor_and_the_runner_are_killed(runner: Sup
         assert {each.call.key: each.measurement for each in found} == known
         answer = Configuration.from_json(json.loads(database.configurations.get(job.configuration_id).text))
         assert steps_of(answer) == steps_of(expected)
-        assert [gpu.used for gpu in database.gpus.all()] == [True, True]
+        until(lambda: [gpu.used for gpu in database.gpus.all()] == [True, True])  # told as a task ends
 
 
 @pytest.mark.usefixtures("cluster")

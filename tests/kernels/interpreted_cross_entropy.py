@@ -7,6 +7,7 @@ losses and gradients, with rows that are part of wider ones, and words that fill
 """
 
 import json
+from itertools import product
 
 import torch
 
@@ -31,7 +32,7 @@ def main() -> None:
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         for name, settings in CASES.items():
-            for gradient in (False, True):
+            for gradient, squared in product((False, True), repeat=2):
                 wide = torch.randn(ROWS, WORDS + 20).mul_(4).to(dtype)
                 logits, twin = wide[:, :WORDS], wide[:, :WORDS].clone()
                 labels = torch.randint(1, WORDS, (ROWS,))
@@ -42,13 +43,22 @@ def main() -> None:
                     twin = wide[:, :WORDS].clone()
                     labels[:2] = 100
                 weight = torch.tensor(1 / 6) if settings.mean else None
-                made = by_triton.rows_of_cross_entropy(logits, labels, weight, settings, gradient=gradient)
-                wanted = plain.rows_of_cross_entropy(twin, labels, weight, settings, gradient=gradient)
-                error = float((made - wanted).abs().max() / wanted.abs().max())
+                given = (labels, weight, settings)
+                squares = torch.rand(ROWS) if squared else None
+                made = by_triton.rows_of_cross_entropy(logits, *given, gradient=gradient, squares=squares)
+                wanted = plain.rows_of_cross_entropy(twin, *given, gradient=gradient, squares=squares)
+                assert [each is None for each in made] == [each is None for each in wanted] == [False, not squared]
+                pairs = zip(made, wanted, strict=True)
+                error = max(apart(one, other) for one, other in pairs if one is not None and other is not None)
                 if gradient:
-                    error = max(error, float((logits - twin).abs().max() / twin.abs().max()))
-                found[f"{name}, {dtype}, {'gradient' if gradient else 'loss'}"] = error
+                    error = max(error, apart(logits, twin))
+                case = f"{name}, {dtype}, {'gradient' if gradient else 'loss'}"
+                found[f"{case}{', squares' if squared else ''}"] = error
     print(json.dumps(found))
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
 
 
 if __name__ == "__main__":

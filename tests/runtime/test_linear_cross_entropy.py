@@ -53,19 +53,23 @@ def computed(
     wanted = [each is not None and each.requires_grad for each in (x, weight, bias)]
     told = [float(each) for each in astuple(settings)]
     of_loss = given.get("of_loss", dtype)
-    arguments = (x, weight, bias, labels, dtype, of_loss, wanted, told)
+    arguments = (x, weight, bias, labels, dtype, of_loss, wanted, told, given.get("squares"))
     loss: Tensor = torch.ops.autotuner.linear_cross_entropy(*arguments)[0]
     return loss
 
 
-def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, settings: CrossEntropy = MEAN) -> Tensor:
+def by_torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, settings: CrossEntropy = MEAN,
+    squares: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     scores = functional.linear(x, weight, bias) * settings.factor
     if settings.cap:
         scores = settings.cap * torch.tanh(scores)
     reduction = "mean" if settings.mean else "sum"
-    return functional.cross_entropy(
+    loss = functional.cross_entropy(
         scores, labels, ignore_index=settings.ignored, reduction=reduction, label_smoothing=settings.smoothing
     )
+    return loss if squares is None else loss + (squares * scores.logsumexp(1).square()).sum()
 
 
 def gradients(loss: Tensor, leaves: list[Tensor], by: float = 1.0) -> list[Tensor]:
@@ -87,8 +91,34 @@ def test_loss_and_gradients_are_the_frameworks(case: str, biased: bool) -> None:
 
 
 @pytest.mark.usefixtures("rows_min")
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_a_z_loss_is_added_in_rows_that_are_ignored_too(case: str) -> None:
+    x, weight, bias, labels = operands()
+    labels = labels.where(labels >= 0, CASES[case].ignored)
+    squares = torch.linspace(0, 0.1, 2 * ROWS, dtype=torch.float64)[::2]
+    given = (x, weight, bias, labels, CASES[case])
+    loss, wanted = computed(*given, squares=squares), by_torch(*given, squares)
+    torch.testing.assert_close(loss, wanted, rtol=1e-13, atol=0)
+    leaves = [x, weight, bias]
+    for found, right in zip(gradients(loss, leaves, 3.0), gradients(wanted, leaves, 3.0), strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-14)
+
+
+def test_the_parts_of_a_loss_are_told_and_have_no_gradients() -> None:
+    x, weight, _, labels = operands()
+    squares = torch.full((ROWS,), 0.01)
+    told = [float(each) for each in astuple(MEAN)]
+    arguments = (x, weight, None, labels, x.dtype, x.dtype, [True, True, False], told)
+    assert torch.ops.autotuner.linear_cross_entropy(*arguments)[4].shape == (0,)
+    loss, *_, parts = torch.ops.autotuner.linear_cross_entropy(*arguments, squares)
+    first = by_torch(x, weight, None, labels)
+    torch.testing.assert_close(parts, torch.stack([first, loss - first]), rtol=1e-12, atol=0)
+    with pytest.raises(RuntimeError, match="only their sum has gradients"):
+        parts[0].backward()
+
+
 @pytest.mark.usefixtures("rows_min")
+@pytest.mark.parametrize("biased", [True, False])
 def test_empty_words_that_fill_up_products_change_nothing(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias, labels = operands()
     given = (x, weight, bias if biased else None)
@@ -206,7 +236,8 @@ def test_what_the_compiler_is_told_is_what_runs(biased: bool) -> None:
     dtypes, wanted = (torch.float64, torch.float64), [True, True, biased]
     arguments = (*given, *dtypes, wanted, [-100.0, 1.0, 0.1, 1.0, 0.0])
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")  # others differentiate the gradients
-    torch.library.opcheck(torch.ops.autotuner.linear_cross_entropy, arguments, test_utils=checks)
+    for squares in (None, torch.full((ROWS,), 0.01)):
+        torch.library.opcheck(torch.ops.autotuner.linear_cross_entropy, (*arguments, squares), test_utils=checks)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +266,7 @@ def test_a_step_allocates_a_chunk_of_logits_in_place_of_three_times_all(monkeypa
 @pytest.mark.slow
 def test_tritons_program_computes_the_same() -> None:
     found = interpreted("tests.kernels.interpreted_cross_entropy")
-    assert len(found) == 24
+    assert len(found) == 48
     bounds = {name: 1e-6 if "float32" in name or "loss" in name else 2**-7 for name in found}
     assert {name: error for name, error in found.items() if not error <= bounds[name]} == {}
 
@@ -244,12 +275,15 @@ def test_tritons_program_computes_the_same() -> None:
 @pytest.mark.usefixtures("rows_min")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_on_cuda_loss_and_gradients_are_the_frameworks(case: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+def test_on_cuda_loss_and_gradients_are_the_frameworks(case: str, dtype: torch.dtype, z_loss: float) -> None:
+    squares = torch.full((ROWS,), z_loss, device="cuda") if z_loss else None
     exact = operands(device="cuda")
     settings = CASES[case]
     labels = exact[3].where(exact[3] >= 0, settings.ignored)
     near = operands(dtype, "cuda")
-    loss, wanted = computed(*near[:3], labels, settings), by_torch(*exact[:3], labels, settings)
+    loss = computed(*near[:3], labels, settings, squares=squares)
+    wanted = by_torch(*exact[:3], labels, settings, squares)
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float64: 1e-12}[dtype]
     torch.testing.assert_close(loss.double(), wanted, rtol=tolerance, atol=0)
     pairs = zip(gradients(loss, list(near[:3])), gradients(wanted, list(exact[:3])), strict=True)

@@ -31,16 +31,21 @@ class CrossEntropy:
 
 
 def rows_of_cross_entropy(
-    logits: Tensor, labels: Tensor, weight: Tensor | None, settings: CrossEntropy, *, gradient: bool
-) -> Tensor:
-    """Return the loss of each row, in float32 or wider. The logits are overwritten: their memory is used.
+    logits: Tensor, labels: Tensor, weight: Tensor | None, settings: CrossEntropy, *, gradient: bool,
+    squares: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Return each row's loss, and its log-sum-exp squared times `squares`, in float32 or wider.
+
+    The logits are overwritten: their memory is used.
 
     Args:
         logits: (rows, words).
         labels: (rows,), int64, each below the number of words, or the one that is ignored.
         weight: one number of the losses' type, by which gradients are multiplied; None for 1.
         settings: of the loss.
-        gradient: whether the logits are overwritten by their gradient.
+        gradient: whether the logits are overwritten by the gradient of all that is returned, summed up.
+        squares: (rows,), of the losses' type: by which the square of each row's log-sum-exp is multiplied, of rows
+            that are ignored too; None where squares count nothing.
     """
     words = logits.shape[1]
     scores = logits.to(CrossEntropy.wide(logits.dtype))
@@ -59,12 +64,14 @@ def rows_of_cross_entropy(
     total = scores.sub_(highest).exp_().sum(1, keepdim=True)
     whole = total.log().add_(highest)[:, 0]
     losses = (whole - (1 - settings.smoothing) * of_label - settings.smoothing * spread).where(counts, 0)
+    squared = None if squares is None else whole.square().mul_(squares)
     if not gradient:
-        return losses
+        return losses, squared
     share = counts[:, None].to(scores.dtype)
     if weight is not None:
         share = (share * weight).where(counts[:, None], 0)  # of a mean over no rows, the weight is infinite
-    scores.mul_(share / total)
+    of_total = share if squares is None else share + (2 * squares * whole)[:, None]
+    scores.mul_(of_total / total)
     if settings.smoothing:
         scores.sub_(share * (settings.smoothing / words))
     scores.scatter_add_(1, places, share * (settings.smoothing - 1))
@@ -74,4 +81,4 @@ def rows_of_cross_entropy(
         scores.mul_(settings.factor)
     if scores is not logits:
         logits.copy_(scores)
-    return losses
+    return losses, squared

@@ -1,5 +1,6 @@
 """Launches Triton's program of cross entropy."""
 
+import torch
 import triton
 from torch import Tensor
 
@@ -11,16 +12,19 @@ BLOCK = 2048
 
 
 def rows_of_cross_entropy(
-    logits: Tensor, labels: Tensor, weight: Tensor | None, settings: CrossEntropy, *, gradient: bool
-) -> Tensor:
+    logits: Tensor, labels: Tensor, weight: Tensor | None, settings: CrossEntropy, *, gradient: bool,
+    squares: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """As the function of this name in `autotuner.kernels.torch.cross_entropy`, for float32 and bfloat16."""
     rows, words = logits.shape
     losses = logits.new_empty(rows, dtype=CrossEntropy.wide(logits.dtype))
+    squared = None if squares is None else torch.empty_like(losses)
     if rows:
         row_of_cross_entropy[(rows,)](
-            logits, labels, labels if weight is None else weight, losses, logits.stride(0), words,
+            logits, labels, labels if weight is None else weight, losses,
+            labels if squares is None else squares, losses if squared is None else squared, logits.stride(0), words,
             IGNORED=settings.ignored, SMOOTHING=settings.smoothing, FACTOR=settings.factor, CAP=settings.cap,
-            GRADIENT=gradient, WEIGHTED=weight is not None,
+            GRADIENT=gradient, WEIGHTED=weight is not None, SQUARED=squares is not None,
             BLOCK=min(BLOCK, triton.next_power_of_2(words)), num_warps=8,
         )  # fmt: skip
-    return losses
+    return losses, squared

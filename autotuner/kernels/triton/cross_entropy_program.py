@@ -25,23 +25,26 @@ def _joined(highest, total, scores):
 
 @triton.jit
 def _gradient(
-    logits, columns, label, whole, weight, words,
-    SMOOTHING: tl.constexpr, FACTOR: tl.constexpr, CAP: tl.constexpr,
+    logits, columns, label, whole, weight, of_whole, words,
+    SMOOTHING: tl.constexpr, FACTOR: tl.constexpr, CAP: tl.constexpr, SQUARED: tl.constexpr,
 ):  # fmt: skip
     scores = _score(logits, FACTOR, CAP)
     wanted = tl.where(columns == label, 1.0 - SMOOTHING, 0.0) + SMOOTHING / words
-    gradient = (tl.exp(scores - whole) - wanted) * (FACTOR * weight)
+    share = tl.exp(scores - whole)
+    gradient = (share - wanted) * (FACTOR * weight)
+    if SQUARED:
+        gradient += share * (FACTOR * of_whole)
     if CAP != 0.0:
-        share = scores / CAP
-        gradient *= (1.0 - share * share) * CAP
+        part = scores / CAP
+        gradient *= (1.0 - part * part) * CAP
     return gradient.to(logits.dtype)
 
 
 @triton.jit
 def row_of_cross_entropy(
-    logits, labels, weights, losses, step, words,
+    logits, labels, weights, losses, squares, squared, step, words,
     IGNORED: tl.constexpr, SMOOTHING: tl.constexpr, FACTOR: tl.constexpr, CAP: tl.constexpr,
-    GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+    GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, SQUARED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the loss of a row, and where GRADIENT says so its gradient over the logits.
 
@@ -52,6 +55,8 @@ def row_of_cross_entropy(
         labels: int64, one a row; a row with IGNORED has the loss 0, and a gradient of zeros.
         weights: where WEIGHTED, one float32 number, by which gradients are multiplied.
         losses: float32, one a row.
+        squares, squared: where SQUARED, float32, one a row: by what the square of a row's log-sum-exp is multiplied,
+            and the result. Its gradient is added to that of the loss, in rows with IGNORED too.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -60,7 +65,9 @@ def row_of_cross_entropy(
     rest = words // BLOCK * BLOCK
     last = rest + column
     inside = last < words
-    if label == IGNORED:
+    counts = label != IGNORED
+    is_read = True if SQUARED else counts
+    if not is_read:
         tl.store(losses + row, 0.0)
         if GRADIENT:
             zeros = tl.zeros([BLOCK], logits.dtype.element_ty)
@@ -88,14 +95,22 @@ def row_of_cross_entropy(
         loss = whole - (1.0 - SMOOTHING) * tl.where(is_word, of_label, float("nan"))
         if SMOOTHING != 0.0:
             loss -= SMOOTHING * (tl.sum(summed) / words)
+        if SQUARED:
+            loss = tl.where(counts, loss, 0.0)
+            factor = tl.load(squares + row)
+            tl.store(squared + row, factor * whole * whole)
         tl.store(losses + row, loss)
         if GRADIENT:
             weight = tl.load(weights) if WEIGHTED else 1.0
+            of_whole = 0.0
+            if SQUARED:
+                weight = tl.where(counts, weight, 0.0)
+                of_whole = 2.0 * factor * whole
             for start in range(0, rest, BLOCK):
                 columns = start + column
                 read = tl.load(at + columns)
-                made = _gradient(read, columns, label, whole, weight, words, SMOOTHING, FACTOR, CAP)
+                made = _gradient(read, columns, label, whole, weight, of_whole, words, SMOOTHING, FACTOR, CAP, SQUARED)
                 tl.store(at + columns, made)
             read = tl.load(at + last, mask=inside, other=0.0)
-            made = _gradient(read, last, label, whole, weight, words, SMOOTHING, FACTOR, CAP)
+            made = _gradient(read, last, label, whole, weight, of_whole, words, SMOOTHING, FACTOR, CAP, SQUARED)
             tl.store(at + last, made, mask=inside)

@@ -5,11 +5,11 @@ a factor, a soft cap. A product with a matrix, as `x @ embedding.weight.t()`, is
 """
 
 import inspect
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
-from math import isfinite
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
 from autotuner.runtime.capture.calls import EXAMPLE
-from autotuner.runtime.capture.changed_in_place import changed_in_place, name_of, storages_of
+from autotuner.runtime.capture.changed_in_place import changed_in_place, is_of_torch, name_of, storages_of
+from autotuner.runtime.capture.z_losses import SUMS, TYPES, ZLoss, z_loss_of
 from autotuner.runtime.linear_cross_entropy import rows_of_chunk
 
 HEAD = torch.ops.autotuner.linear_cross_entropy.default
@@ -27,9 +28,6 @@ LOGITS_MIN = 2**22
 """Of a head: fewer are left to the other compiler, which makes them whole."""
 GRADIENTS = 2
 """Logits are so many times as large as the gradients of x and the weight together, which are held until backward."""
-TYPES = (torch.bfloat16, torch.float32, torch.float64)
-"""In which products are made. In float16, a gradient that is made before its scale is known could vanish."""
-SUMS = ("add", "iadd", "add_")
 VIEWS = ("view", "reshape", "flatten", "squeeze", "unsqueeze")
 PRODUCTS = ("matmul", "__matmul__", "mm")
 NOTED = ("nn_module_stack", "stack_trace", "custom")
@@ -46,6 +44,7 @@ class Head:
         x, weight, bias, labels: what they read.
         settings: of the loss.
         is_turned: whether the weight is (features, words), not (words, features).
+        z_loss: what is added to the cross entropy.
     """
 
     linear: fx.Node
@@ -57,6 +56,13 @@ class Head:
     labels: fx.Node
     settings: CrossEntropy
     is_turned: bool = False
+    z_loss: ZLoss | None = None
+
+    @property
+    def operands(self) -> tuple[fx.Node, ...]:
+        """All that must be the same at its end as at its beginning."""
+        given = (self.x, self.weight, self.bias, *((self.labels, *self.z_loss.operands) if self.z_loss else ()))
+        return tuple(node for node in given if node is not None)
 
     @property
     def logits(self) -> tuple[int, int]:
@@ -73,10 +79,7 @@ def join_heads(module: fx.GraphModule) -> list[Head]:
     """Put one operator in place of each head whose logits nobody else reads, and return these heads."""
     heads = [head for node in module.graph.nodes if (head := head_of(node)) is not None]
     changed = changed_in_place(module.graph) if heads else set()
-    heads = [
-        head for head in heads
-        if not any(storages_of(node) & changed for node in (head.x, head.weight, head.bias) if node is not None)
-    ]  # fmt: skip
+    heads = [head for head in heads if not any(storages_of(node) & changed for node in head.operands)]
     for head in heads:
         _write(module.graph, head)
     if heads:
@@ -104,7 +107,11 @@ def head_of(loss: fx.Node) -> Head | None:
     if type(told["ignore_index"]) is not int or type(told["label_smoothing"]) not in (int, float):
         return None
     settings = CrossEntropy(told["ignore_index"], told["reduction"] == "mean", float(told["label_smoothing"]))
-    found = _linear_before(logits, _example(labels), settings)
+    z_loss = z_loss_of(loss)
+    found = _linear_before(logits, _example(labels), settings, z_loss)
+    if found is None and z_loss is not None:  # it may be one of other logits, such as a router's
+        z_loss = None
+        found = _linear_before(logits, _example(labels), settings, None)
     if found is None:
         return None
     linear, between, settings, added = found
@@ -113,29 +120,39 @@ def head_of(loss: fx.Node) -> Head | None:
         return None
     if _example(weight).ndim != 2 or (bias is not None and added is not None):
         return None
-    head = Head(linear, loss, between, x, weight, added if bias is None else bias, labels, settings, is_turned)
+    head = Head(linear, loss, between, x, weight, added if bias is None else bias, labels, settings, is_turned, z_loss)
     rows, words = head.logits
     if bias is not None and tuple(_example(bias).shape) != (words,):  # it is broadcast
         return None
     dtype = _example(linear).dtype
     is_wide = _example(logits).dtype is torch.float64 and dtype is not torch.float64  # wider than scores are computed
     numbers = (settings.factor, settings.cap or 1.0)
-    is_usual = dtype in TYPES and not is_wide and all(number and isfinite(number) for number in numbers)
+    is_usual = dtype in TYPES and not is_wide and all(number and math.isfinite(number) for number in numbers)
     of_operands = _example(x).shape[-1] * (rows + words)
     is_large = rows * words >= max(LOGITS_MIN, GRADIENTS * of_operands)
     return head if is_usual and is_large else None
 
 
 def _linear_before(
-    node: fx.Node, labels: Tensor, settings: CrossEntropy
+    node: fx.Node, labels: Tensor, settings: CrossEntropy, z_loss: ZLoss | None
 ) -> tuple[fx.Node, tuple[fx.Node, ...], CrossEntropy, fx.Node | None] | None:
     """Return the linear layer that logits come from, calls between, settings with these, and a bias that one adds."""
     between: list[fx.Node] = []
     added: fx.Node | None = None
     words_last = _example(node).ndim == labels.ndim + 1 and labels.ndim == 1
-    while not _is_linear(node):
+    own, is_met = settings, z_loss is None
+    while True:
+        if z_loss is not None and node is z_loss.logits:
+            of_labels = math.prod(_example(node).shape[:-1]) == labels.numel()
+            if not words_last or not of_labels or settings != own or added is not None:
+                return None
+            is_met = True
+        if len(set(node.users) - set(z_loss.calls[:1] if z_loss else ())) != 1:
+            return None
+        if _is_linear(node):
+            return (node, tuple(between), settings, added) if words_last and is_met else None
         before, bias = _before(node)
-        if len(node.users) != 1 or not _is_plain(node) or not _is_plain(before):
+        if not _is_plain(node) or not _is_plain(before):
             return None
         if not words_last:
             if not between and _moves_words(node, _example(before)):
@@ -153,9 +170,6 @@ def _linear_before(
             settings = found
         between.insert(0, node)
         node = before
-    if len(node.users) != 1 or not words_last:
-        return None
-    return node, tuple(between), settings, added
 
 
 def _before(node: fx.Node) -> tuple[Any, fx.Node | None]:
@@ -164,7 +178,7 @@ def _before(node: fx.Node) -> tuple[Any, fx.Node | None]:
     if len(read) == 1:
         return read[0], None
     given: Any = node.args
-    is_sum = name_of(node) in SUMS and not node.kwargs and len(given) == 2 and _is_of_torch(node)
+    is_sum = name_of(node) in SUMS and not node.kwargs and len(given) == 2 and is_of_torch(node)
     if is_sum and all(map(_is_plain, (node, *given))):
         of_sum = _example(node)
         for before, bias in (given, given[::-1]):
@@ -178,7 +192,7 @@ def _before(node: fx.Node) -> tuple[Any, fx.Node | None]:
 def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy | None:
     """Return settings with a call in front of what they compute; None where it is none that acts row by row."""
     name, after = name_of(node), _example(node)
-    if after.device != before.device or not _is_of_torch(node):
+    if after.device != before.device or not is_of_torch(node):
         return None
     if name in ("float", "double", "to", "type", "contiguous") and after.shape == before.shape:
         return settings if after.dtype in TYPES else None
@@ -202,18 +216,12 @@ def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy
 def _moves_words(node: fx.Node, before: Tensor) -> bool:
     """Say whether a call brings the words of logits (batch, positions, words) to the second axis."""
     name, given = name_of(node), node.args[1:]
-    if before.ndim != 3 or node.kwargs or not _is_of_torch(node):
+    if before.ndim != 3 or node.kwargs or not is_of_torch(node):
         return False
     if name == "permute" and len(given) == 1 and isinstance(given[0], tuple | list):
         given = tuple(given[0])
     numbers = [each % 3 for each in given if type(each) is int]
     return (name == "transpose" and sorted(numbers) == [1, 2]) or (name == "permute" and numbers == [0, 2, 1])
-
-
-def _is_of_torch(node: fx.Node) -> bool:
-    """Say whether a call is of a method, or of a function of torch's or Python's with this name."""
-    own = (getattr(module, name_of(node), None) for module in (torch, functional, operator))
-    return node.op == "call_method" or node.target in own
 
 
 def _rows_of(index: Any, ndim: int) -> tuple[Any, ...] | None:
@@ -232,14 +240,15 @@ def _rows_of(index: Any, ndim: int) -> tuple[Any, ...] | None:
 
 def _write(graph: fx.Graph, head: Head) -> None:
     """Put one operator in a head's place: x goes through what took rows of the logits, and then meets the loss."""
-    wants = _example(head.loss).requires_grad
+    end = head.loss if head.z_loss is None else head.z_loss.total
+    wants = _example(end).requires_grad
     of_linear = wants and _example(head.linear).requires_grad
     of_bias = of_linear or (wants and any(name_of(node) in SUMS for node in head.between))  # it is added behind
     operands = ((head.x, of_linear), (head.weight, of_linear), (head.bias, of_bias))
     wanted = [want and each is not None and _example(each).requires_grad for each, want in operands]
     features = _example(head.x).shape[-1]
     noted = {key: head.linear.meta[key] for key in NOTED if key in head.linear.meta}
-    with graph.inserting_before(head.loss):
+    with graph.inserting_before(end):
         rows: Any
         rows, weight, bias = _needed(graph, (head.x, head.weight, head.bias), wanted, noted)
         for node in head.between:
@@ -255,19 +264,48 @@ def _write(graph: fx.Graph, head: Head) -> None:
         if bias is not None and _example(bias).ndim != 1:
             bias = _call(graph, torch.reshape, (bias, [-1]), noted)
         arguments = (
-            rows, weight, bias, labels, _example(head.linear).dtype, _example(head.loss).dtype, wanted,
+            rows, weight, bias, labels, _example(head.linear).dtype, _example(end).dtype, wanted,
             [float(each) for each in astuple(head.settings)],
+            _squares(graph, labels, head, noted),
         )  # fmt: skip
         made = _call(graph, HEAD, arguments, noted)
         loss = _call(graph, operator.getitem, (made, 0), noted)
-    loss.meta[EXAMPLE] = head.loss.meta[EXAMPLE]
-    head.loss.replace_all_uses_with(loss)
+        if head.z_loss is not None:
+            _write_parts(graph, head, made, noted)
+    loss.meta[EXAMPLE] = end.meta[EXAMPLE]
+    end.replace_all_uses_with(loss)
     read = head.linear.all_input_nodes
-    for node in (head.loss, *reversed(head.between), head.linear):
+    beside = () if head.z_loss is None else (end, *reversed(head.z_loss.calls))
+    for node in (*beside, head.loss, *reversed(head.between), head.linear):
         graph.erase_node(node)
     for node in read:
         if not node.users and node.op.startswith("call"):  # a weight that was turned
             graph.erase_node(node)
+
+
+def _squares(graph: fx.Graph, labels: fx.Node, head: Head, noted: Mapping[str, Any]) -> fx.Node | None:
+    """Write what the square of each row's log-sum-exp is multiplied by, where there is a z-loss."""
+    if head.z_loss is None:
+        return None
+    wide = CrossEntropy.wide(_example(head.linear).dtype)
+    made = _call(graph, torch.full_like, (labels, head.z_loss.number), noted, dtype=wide)
+    for factor in head.z_loss.factors:
+        of_rows = _call(graph, torch.reshape, (factor, [-1]), noted) if _example(factor).ndim else factor
+        made = _call(graph, torch.mul, (made, of_rows), noted)
+    for divisor in head.z_loss.divisors:
+        made = _call(graph, torch.div, (made, divisor), noted)
+    return made
+
+
+def _write_parts(graph: fx.Graph, head: Head, made: fx.Node, noted: Mapping[str, Any]) -> None:
+    """Give those who read one part of a loss with a z-loss, and want no gradient of it, what the operator made."""
+    assert head.z_loss is not None
+    total = head.z_loss.total
+    for place, part in enumerate((head.loss, head.z_loss.calls[-1])):
+        if set(part.users) != {total}:
+            one = _call(graph, operator.getitem, (_call(graph, operator.getitem, (made, 4), noted), place), noted)
+            one = _call(graph, torch.Tensor.to, (one, _example(part).dtype), noted)
+            part.replace_all_uses_with(one, delete_user_cb=lambda user: user is not total)
 
 
 def _needed(
@@ -280,14 +318,16 @@ def _needed(
     ]
 
 
-def _call(graph: fx.Graph, function: Any, args: tuple[Any, ...], noted: Mapping[str, Any]) -> fx.Node:
+def _call(
+    graph: fx.Graph, function: Any, args: tuple[Any, ...], noted: Mapping[str, Any], **given: Any
+) -> fx.Node:  # fmt: skip
     """Write a call, with an example of what it makes."""
-    node = graph.call_function(function, args)
+    node = graph.call_function(function, args, given)
     node.meta.update(noted)
-    given = fx.node.map_arg(args, lambda each: each.meta[EXAMPLE])
+    examples = fx.node.map_arg(args, lambda each: each.meta[EXAMPLE])
     modes = {each.meta[EXAMPLE].fake_mode for each in node.all_input_nodes if _is_fake(each)}
     with torch.no_grad(), next(iter(modes)) if modes else nullcontext():
-        node.meta[EXAMPLE] = function(*given)
+        node.meta[EXAMPLE] = function(*examples, **given)
     return node
 
 
@@ -299,7 +339,7 @@ def _is_linear(node: fx.Node) -> bool:
     """Say whether a node is a linear layer, or a product with one matrix."""
     if node.target is functional.linear:
         return True
-    is_product = name_of(node) in PRODUCTS and _is_of_torch(node) and not node.kwargs and len(node.args) == 2
+    is_product = name_of(node) in PRODUCTS and is_of_torch(node) and not node.kwargs and len(node.args) == 2
     if not is_product or not all(map(_is_plain, node.args)):
         return False
     x, matrix = map(_example, node.args)  # type: ignore[arg-type]
@@ -325,7 +365,7 @@ def _turned(matrix: Any) -> Any:
         return None
     if matrix.target is getattr:
         return before if given[0] in ("T", "mT") else None
-    if matrix.kwargs or not _is_of_torch(matrix):
+    if matrix.kwargs or not is_of_torch(matrix):
         return None
     is_turned = name == "t" or (
         name == "transpose" and sorted(each % 2 for each in given if type(each) is int) == [0, 1]

@@ -90,6 +90,16 @@ def flat(logits: Tensor, labels: Tensor, **given: Any) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), **given)
 
 
+def squares(logits: Tensor) -> Tensor:
+    return logits.logsumexp(-1).square()
+
+
+def counted(logits: Tensor, labels: Tensor) -> Tensor:
+    """A z-loss: the mean of squares of rows that are not ignored."""
+    counts = labels != -100
+    return (torch.logsumexp(logits, dim=-1).pow(2) * counts).sum() / counts.sum() * 1e-2
+
+
 JOINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "as it is": flat,
     "sum": lambda logits, labels: flat(logits, labels, reduction="sum") / 7,
@@ -103,6 +113,18 @@ JOINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "of one position": lambda logits, labels: functional.cross_entropy(logits[:, 3], labels[:, 3]),
     "capped": lambda logits, labels: flat(4.0 * torch.tanh(logits / 4.0), labels),
     "scaled": lambda logits, labels: flat((logits * 0.5).view(-1, WORDS).float().double(), labels),
+    "with a z-loss": lambda logits, labels: flat(logits, labels) + 1e-2 * logits.logsumexp(-1).square().mean(),
+    "with a z-loss of rows that count": lambda logits, labels: flat(logits, labels) + counted(logits, labels),
+    "with a z-loss by tensors": lambda logits, labels: (
+        torch.full((), 0.1, dtype=torch.float64) * squares(logits).mean().div(torch.full((), 3.0)).mul(2)
+        + flat(logits, labels)
+    ),
+    "with a z-loss behind a cap, by a sum": lambda logits, labels: (
+        flat(
+            (capped := 4.0 * torch.tanh(logits / 4.0)).flatten(0, 1).view(ROWS, LENGTH, WORDS), labels, reduction="sum"
+        )
+        + (capped.logsumexp(dim=2) ** 2).sum() / 50.0
+    ),
     "as a module": lambda logits, labels: nn.CrossEntropyLoss()(logits.view(-1, WORDS), labels.view(-1)),
 }
 
@@ -124,7 +146,25 @@ def changed_on_the_way(logits: Tensor, labels: Tensor) -> Tensor:
 
 APART: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "its logits are returned": lambda logits, labels: (flat(logits, labels), logits),
-    "its logits are read": lambda logits, labels: flat(logits, labels) + logits.logsumexp(-1).square().mean(),
+    "its logits are read": lambda logits, labels: flat(logits, labels) + logits.square().mean(),
+    "a z-loss of other rows": lambda logits, labels: flat(logits[:, :-1], labels[:, 1:]) + squares(logits).mean(),
+    "a z-loss of other scores": lambda logits, labels: flat(logits * 0.5, labels) + squares(logits).mean(),
+    "a z-loss over rows": lambda logits, labels: flat(logits, labels) + logits.logsumexp(1).square().mean(),
+    "a z-loss that is no sum": lambda logits, labels: flat(logits, labels) + squares(logits).amax(),
+    "log-sum-exps are not squared": lambda logits, labels: flat(logits, labels) + logits.logsumexp(-1).mean(),
+    "log-sum-exps are cubed": lambda logits, labels: flat(logits, labels) + (logits.logsumexp(-1) ** 3).mean(),
+    "log-sum-exps are read": lambda logits, labels: (
+        flat(logits, labels) + ((read := logits.logsumexp(-1)) ** 2).mean(), read
+    ),
+    "a part of the loss has a gradient": lambda logits, labels: (
+        (first := flat(logits, labels)) + squares(logits).mean(), first
+    ),
+    "a z-loss has a gradient of its own": lambda logits, labels: (
+        flat(logits, labels) + (z_loss := squares(logits).mean()), z_loss
+    ),
+    "its rows have learned factors": lambda logits, labels: flat(logits, labels) + (
+        squares(logits) * logits[..., 0].sigmoid()
+    ).mean(),
     "its logits are changed": changed_on_the_way,
     "each word has a weight": lambda logits, labels: flat(logits, labels, weight=torch.ones(WORDS).double()),
     "a loss for each row": lambda logits, labels: flat(logits, labels, reduction="none").sum(),
@@ -162,6 +202,49 @@ def test_a_head_is_left_alone_where(case: str) -> None:
     assert compilation.compiled
     assert not said(compilation)
     assert_equal(found, gradients(model, loss), 1e-12)
+
+
+def test_a_z_loss_of_other_logits_stays_what_it_is() -> None:
+    class Routed(Head):
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            body = self.body(x)
+            return flat(self.head(torch.tanh(body)), labels) + squares(body).mean() / 100
+
+    model, given = Routed(flat), operands()
+    compilation = Compilation(model)
+    found = gradients(model, lambda each: each(*given), compilation.model)
+    assert said(compilation) == [SAID]
+    assert_equal(found, gradients(model, lambda each: each(*given)), 1e-12)
+
+
+def test_parts_of_a_loss_with_a_z_loss_may_be_told() -> None:
+    def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first, second = flat(logits, labels), squares(logits).mean() / 100
+        return first + second, first.detach(), second.detach() * 2
+
+    model, given = Head(loss), operands()
+    compilation = Compilation(model)
+    found = gradients(model, lambda each: each(*given)[0], compilation.model)
+    assert said(compilation) == [SAID]
+    assert_equal(found, gradients(model, lambda each: each(*given)[0]), 1e-12)
+    for one, other in zip(compilation.model(*given), model(*given), strict=True):
+        assert one.requires_grad == other.requires_grad
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
+
+
+@torch.no_grad()
+def test_a_z_loss_whose_factors_are_changed_afterwards_is_left_alone() -> None:
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        counts = torch.ones_like(labels, dtype=torch.float64)
+        second = (squares(logits) * counts).mean()
+        counts.zero_()
+        return flat(logits, labels) + second
+
+    model, given = Head(loss), operands()
+    compilation = Compilation(model)
+    torch.testing.assert_close(compilation.model(*given), model(*given), rtol=1e-13, atol=0)
+    assert compilation.compiled
+    assert not said(compilation)
 
 
 def test_a_head_whose_operands_are_changed_before_its_loss_is_left_alone() -> None:

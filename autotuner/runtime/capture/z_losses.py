@@ -1,0 +1,168 @@
+"""z-losses in a graph of dynamo's: what is added to a cross entropy for the squares of its logits' log-sum-exps.
+
+Source:
+    Chowdhery et al.: PaLM: Scaling Language Modeling with Pathways (2022), section 5: 1e-4 * log(Z)**2.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, fx
+
+from autotuner.runtime.capture.calls import EXAMPLE
+from autotuner.runtime.capture.changed_in_place import called
+
+SUMS = ("add", "iadd", "add_")
+TYPES = (torch.bfloat16, torch.float32, torch.float64)
+"""Of logits and losses. In float16, a gradient that is made before its scale is known could vanish."""
+
+
+@dataclass(frozen=True, eq=False)
+class ZLoss:
+    """A number times the sum over all rows of logsumexp(logits)**2, each times a factor of its own.
+
+    Args:
+        total: the sum of a cross entropy and of it.
+        calls: what makes it, in order; the first reads the logits.
+        number: the constant factors together, with the number of rows for a mean.
+        factors: tensors that multiply it, of one element or one a row, without gradients.
+        divisors: tensors of one element that divide it.
+    """
+
+    total: fx.Node
+    calls: tuple[fx.Node, ...]
+    number: float
+    factors: tuple[fx.Node, ...]
+    divisors: tuple[fx.Node, ...]
+
+    @property
+    def logits(self) -> fx.Node:
+        """The logits of its log-sum-exps."""
+        return self.calls[0].all_input_nodes[0]
+
+    @property
+    def operands(self) -> tuple[fx.Node, ...]:
+        """All that it reads beside the logits."""
+        return (*self.factors, *self.divisors)
+
+
+def z_loss_of(loss: fx.Node) -> ZLoss | None:
+    """Return what the graph adds to a cross entropy, if it is a z-loss and only their sum gets a gradient."""
+    sums = [user for user in loss.users if called(user) in SUMS]
+    if len(sums) != 1 or sums[0].kwargs or len(sums[0].args) != 2 or set(map(type, sums[0].args)) != {fx.Node}:
+        return None
+    total, given = sums[0], sums[0].args
+    added: Any = given[1] if given[0] is loss else given[0]
+    parts = (total, added, loss)
+    is_of_numbers = all(
+        _is_tensor(each) and _example(each).ndim == 0 and _example(each).dtype in TYPES for each in parts
+    )
+    if added is loss or not is_of_numbers:
+        return None
+    found = _before(added)
+    if found is None:
+        return None
+    changes_it = called(total) != "add" and len(given[0].users) > 1  # type: ignore[union-attr]
+    if changes_it or not _reads_values_alone(loss, total) or not _reads_values_alone(added, total):
+        return None
+    calls, number, factors, divisors = found
+    return ZLoss(total, tuple(calls), number, tuple(factors), tuple(divisors)) if isfinite(number) else None
+
+
+def _before(node: fx.Node) -> tuple[list[fx.Node], float, list[fx.Node], list[fx.Node]] | None:
+    """Return the calls that make a z-loss, its number, its factors and its divisors.
+
+    From its end to its beginning, these are factors, a mean or a sum, factors of rows, a square, and log-sum-exps.
+    """
+    calls: list[fx.Node] = []
+    number, factors, divisors = 1.0, [], []
+    is_of_rows = False
+    while not _is_square(node):
+        if calls and len(node.users) != 1:
+            return None
+        calls.insert(0, node)
+        if called(node) in ("mean", "sum") and not is_of_rows and len(node.args) == 1 and not node.kwargs:
+            is_of_rows, before = True, node.all_input_nodes[0]
+            number /= (_example(before).numel() or 1) if called(node) == "mean" else 1
+        else:
+            scaled = _scaled(node)
+            if scaled is None:
+                return None
+            before, (by, factor, divisor) = scaled
+            number *= by
+            factors += [] if factor is None else [factor]
+            divisors += [] if divisor is None else [divisor]
+        node = before
+    (before,) = node.all_input_nodes
+    calls[:0] = [before, node]
+    is_plain = is_of_rows and len(node.users) == 1 and set(before.users) == {node}
+    return (calls, number, factors, divisors) if is_plain and _is_of_last_axis(before) else None
+
+
+def _scaled(node: fx.Node) -> tuple[fx.Node, tuple[float, fx.Node | None, fx.Node | None]] | None:
+    """Return what a product or quotient scales, and by what: a number, a factor and a divisor."""
+    name, args = called(node), node.args
+    if name not in ("mul", "truediv", "div") or len(args) != 2 or node.kwargs:
+        return None
+    one, other = args if isinstance(args[0], fx.Node) or name != "mul" else args[::-1]
+    if _is_tensor(one) and isinstance(other, int | float) and other:
+        return one, (float(other) if name == "mul" else 1 / float(other), None, None)
+    if not _is_tensor(one) or not _is_tensor(other) or not _is_tensor(node):
+        return None
+    shape = _example(node).shape
+    if name != "mul":
+        return (one, (1.0, None, other)) if _is_constant(other) and _example(other).ndim == 0 else None
+    for scaled, factor in ((one, other), (other, one)):
+        if _is_constant(factor) and _example(factor).shape in (shape, ()) and _example(scaled).shape == shape:
+            return scaled, (1.0, factor, None)
+    return None
+
+
+def _is_square(node: fx.Node) -> bool:
+    name, args = called(node), node.args
+    if node.kwargs or len(node.all_input_nodes) != 1 or not isinstance(args[0], fx.Node):
+        return False
+    if name == "square":
+        return len(args) == 1
+    if name in ("pow", "__pow__"):
+        return len(args) == 2 and isinstance(args[1], int | float) and args[1] == 2
+    return name == "mul" and args[0] is args[1]
+
+
+def _is_of_last_axis(node: fx.Node) -> bool:
+    """Say whether a call makes log-sum-exps over the last axis, which it leaves out."""
+    if called(node) != "logsumexp" or len(node.all_input_nodes) != 1:
+        return False
+    given = dict(zip(("input", "dim", "keepdim"), node.args, strict=False)) | node.kwargs
+    read, dim = given.get("input"), given.get("dim")
+    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+    is_usual = isinstance(read, fx.Node) and given.keys() <= {"input", "dim", "keepdim"} and not given.get("keepdim")
+    return is_usual and type(dim) is int and dim in (-1, _example(read).ndim - 1)  # type: ignore[arg-type]
+
+
+def _is_tensor(node: Any) -> TypeGuard[fx.Node]:
+    """Say whether a node makes a tensor of known sizes."""
+    example = node.meta.get(EXAMPLE) if isinstance(node, fx.Node) else None
+    return isinstance(example, Tensor) and all(type(extent) is int for extent in example.shape)
+
+
+def _is_constant(node: fx.Node) -> bool:
+    return not _example(node).requires_grad
+
+
+def _reads_values_alone(node: fx.Node, total: fx.Node) -> bool:
+    """Say whether who reads a part beside the sum wants its value, without a gradient, behind the sum."""
+    others = set(node.users) - {total}
+    behind = set()
+    if others:
+        order = list(total.graph.nodes)
+        behind = set(order[order.index(total) :])
+    is_free = not _example(node).requires_grad
+    return others <= behind and (is_free or all(called(user) == "detach" for user in others))
+
+
+def _example(node: fx.Node) -> Tensor:
+    found: Tensor = node.meta[EXAMPLE]
+    return found
