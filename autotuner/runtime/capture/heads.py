@@ -20,7 +20,7 @@ from torch.nn import functional
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
 from autotuner.runtime.capture.calls import EXAMPLE
 from autotuner.runtime.capture.changed_in_place import changed_in_place, is_of_torch, name_of, storages_of
-from autotuner.runtime.capture.z_losses import SUMS, TYPES, ZLoss, z_loss_of
+from autotuner.runtime.capture.z_losses import SUMS, TYPES, VIEWS, ZLoss, keeps_rows, z_loss_of
 from autotuner.runtime.linear_cross_entropy import rows_of_chunk
 
 HEAD = torch.ops.autotuner.linear_cross_entropy.default
@@ -28,7 +28,6 @@ LOGITS_MIN = 2**22
 """Of a head: fewer are left to the other compiler, which makes them whole."""
 GRADIENTS = 2
 """Logits are so many times as large as the gradients of x and the weight together, which are held until backward."""
-VIEWS = ("view", "reshape", "flatten", "squeeze", "unsqueeze")
 PRODUCTS = ("matmul", "__matmul__", "mm")
 NOTED = ("nn_module_stack", "stack_trace", "custom")
 _SIGNATURE = inspect.signature(functional.cross_entropy)
@@ -194,11 +193,8 @@ def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy
     name, after = name_of(node), _example(node)
     if after.device != before.device or not is_of_torch(node):
         return None
-    if name in ("float", "double", "to", "type", "contiguous") and after.shape == before.shape:
-        return settings if after.dtype in TYPES else None
-    if name in VIEWS:
-        is_kept = after.shape[-1] == before.shape[-1] and after.dtype == before.dtype
-        return settings if is_kept and after.ndim > 1 else None
+    if keeps_rows(node, before):
+        return settings
     if name in ("getitem", "__getitem__"):
         return settings if _rows_of(node.args[1], before.ndim) is not None and after.ndim > 1 else None
     if name == "tanh":

@@ -15,6 +15,8 @@ from autotuner.runtime.capture.calls import EXAMPLE
 from autotuner.runtime.capture.changed_in_place import called
 
 SUMS = ("add", "iadd", "add_")
+CASTS = ("float", "double", "to", "type", "contiguous")
+VIEWS = ("view", "reshape", "flatten", "squeeze", "unsqueeze")
 TYPES = (torch.bfloat16, torch.float32, torch.float64)
 """Of logits and losses. In float16, a gradient that is made before its scale is known could vanish."""
 
@@ -25,7 +27,7 @@ class ZLoss:
 
     Args:
         total: the sum of a cross entropy and of it.
-        calls: what makes it, in order; the first reads the logits.
+        calls: what makes it, in order; the first reads logits that others read, too.
         number: the constant factors together, with the number of rows for a mean.
         factors: tensors that multiply it, of one element or one a row, without gradients.
         divisors: tensors of one element that divide it.
@@ -39,13 +41,22 @@ class ZLoss:
 
     @property
     def logits(self) -> fx.Node:
-        """The logits of its log-sum-exps."""
+        """The logits of its log-sum-exps, before casts and views of its own."""
         return self.calls[0].all_input_nodes[0]
 
     @property
     def operands(self) -> tuple[fx.Node, ...]:
         """All that it reads beside the logits."""
         return (*self.factors, *self.divisors)
+
+
+def keeps_rows(node: fx.Node, before: Tensor) -> bool:
+    """Say whether a call is a cast or a view that leaves the words of each row, and the order of rows."""
+    after = _example(node)
+    if called(node) in CASTS and after.shape == before.shape:
+        return after.dtype in TYPES
+    is_kept = after.shape[-1:] == before.shape[-1:] and after.dtype == before.dtype
+    return called(node) in VIEWS and is_kept and after.ndim > 1
 
 
 def z_loss_of(loss: fx.Node) -> ZLoss | None:
@@ -97,8 +108,16 @@ def _before(node: fx.Node) -> tuple[list[fx.Node], float, list[fx.Node], list[fx
         node = before
     (before,) = node.all_input_nodes
     calls[:0] = [before, node]
-    is_plain = is_of_rows and len(node.users) == 1 and set(before.users) == {node}
-    return (calls, number, factors, divisors) if is_plain and _is_of_last_axis(before) else None
+    if not is_of_rows or len(node.users) != 1 or set(before.users) != {node} or not _is_of_last_axis(before):
+        return None
+    (before,) = before.all_input_nodes
+    while len(before.users) == 1 and _is_tensor(before) and called(before) in (*CASTS, *VIEWS):
+        (source, *others) = before.all_input_nodes
+        if others or not _is_tensor(source) or not keeps_rows(before, _example(source)):
+            break
+        calls.insert(0, before)
+        before = source
+    return calls, number, factors, divisors
 
 
 def _scaled(node: fx.Node) -> tuple[fx.Node, tuple[float, fx.Node | None, fx.Node | None]] | None:
