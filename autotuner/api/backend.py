@@ -28,7 +28,8 @@ from autotuner.runtime.bound_parameters import lying_in
 from autotuner.runtime.capture import Call, CapturedModule, Region
 from autotuner.runtime.capture.axes import UnknownError
 from autotuner.runtime.capture.checkpointed import repeat_as_drawn, with_checkpoints
-from autotuner.runtime.capture.heads import Head, join_heads
+from autotuner.runtime.capture.heads import Head
+from autotuner.runtime.capture.joined_heads import join_heads
 from autotuner.runtime.capture.left_out import Parts
 from autotuner.runtime.coverage import CompiledGraph
 from autotuner.runtime.devices.compiled_draws import note_generators

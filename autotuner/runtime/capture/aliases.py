@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import grad_mode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -37,6 +38,7 @@ class Contexts:
         self.unrecorded: set[fx.Node] = set()
         entered: dict[fx.Node, None] = dict.fromkeys(within)
         recording = True
+        inferring: set[fx.Node] = set()
         for node in graph.nodes:
             if node.target is AUTOCAST[0]:
                 entered[node] = None
@@ -44,8 +46,12 @@ class Contexts:
                 entered.pop(node.args[0], None)
             elif node.target is torch._C._set_grad_enabled:
                 recording = bool(node.args[0])
+            elif node.target is grad_mode._enter_inference_mode and node.args[0]:
+                inferring.add(node)
+            elif node.target is grad_mode._exit_inference_mode:
+                inferring.discard(node.args[0])
             self.autocast[node] = tuple(entered)
-            if not recording:
+            if inferring or not recording:
                 self.unrecorded.add(node)
 
 

@@ -6,30 +6,24 @@ a factor, a soft cap. A product with a matrix, as `x @ embedding.weight.t()`, is
 
 import inspect
 import math
-import operator
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor, fx
 from torch.nn import functional
 
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
-from autotuner.runtime.capture.calls import EXAMPLE
-from autotuner.runtime.capture.changed_in_place import changed_in_place, is_of_torch, name_of, storages_of
-from autotuner.runtime.capture.z_losses import SUMS, TYPES, VIEWS, ZLoss, keeps_rows, z_loss_of
+from autotuner.runtime.capture.changed_in_place import is_of_torch, name_of
+from autotuner.runtime.capture.plain_nodes import SUMS, TYPES, example, is_plain, keeps_rows
+from autotuner.runtime.capture.z_losses import ZLoss, z_loss_of
 from autotuner.runtime.linear_cross_entropy import rows_of_chunk
 
-HEAD = torch.ops.autotuner.linear_cross_entropy.default
 LOGITS_MIN = 2**22
 """Of a head: fewer are left to the other compiler, which makes them whole."""
 GRADIENTS = 2
 """Logits are so many times as large as the gradients of x and the weight together, which are held until backward."""
 PRODUCTS = ("matmul", "__matmul__", "mm")
-NOTED = ("nn_module_stack", "stack_trace", "custom")
 _SIGNATURE = inspect.signature(functional.cross_entropy)
 
 
@@ -58,6 +52,23 @@ class Head:
     z_loss: ZLoss | None = None
 
     @property
+    def end(self) -> fx.Node:
+        """The call that makes the loss with all that is added."""
+        return self.loss if self.z_loss is None else self.z_loss.total
+
+    @property
+    def calls(self) -> tuple[fx.Node, ...]:
+        """All that one operator computes, each behind what it reads."""
+        added = () if self.z_loss is None else (*self.z_loss.calls, self.z_loss.total)
+        return (self.linear, *self.between, self.loss, *added)
+
+    @property
+    def readers(self) -> tuple[fx.Node, ...]:
+        """Those who read one part of a loss with a z-loss, and want no gradient of it."""
+        parts = () if self.z_loss is None else (self.loss, self.z_loss.calls[-1])
+        return tuple(user for part in parts for user in part.users if user is not self.end)
+
+    @property
     def operands(self) -> tuple[fx.Node, ...]:
         """All that must be the same at its end as at its beginning."""
         given = (self.x, self.weight, self.bias, *((self.labels, *self.z_loss.operands) if self.z_loss else ()))
@@ -66,30 +77,17 @@ class Head:
     @property
     def logits(self) -> tuple[int, int]:
         """The rows of the loss, and the words of each."""
-        return _example(self.labels).numel(), _example(self.weight).shape[int(self.is_turned)]
+        return example(self.labels).numel(), example(self.weight).shape[int(self.is_turned)]
 
     def __str__(self) -> str:
         rows, words = self.logits
-        most = rows_of_chunk(rows, _example(self.x).shape[-1])
+        most = rows_of_chunk(rows, example(self.x).shape[-1])
         return f"the loss of {rows:,} rows of {words:,} logits is computed with its head, {most:,} rows at a time"
-
-
-def join_heads(module: fx.GraphModule) -> list[Head]:
-    """Put one operator in place of each head whose logits nobody else reads, and return these heads."""
-    heads = [head for node in module.graph.nodes if (head := head_of(node)) is not None]
-    changed = changed_in_place(module.graph) if heads else set()
-    heads = [head for head in heads if not any(storages_of(node) & changed for node in head.operands)]
-    for head in heads:
-        _write(module.graph, head)
-    if heads:
-        module.graph.lint()
-        module.recompile()
-    return heads
 
 
 def head_of(loss: fx.Node) -> Head | None:
     """Return the head that a call of cross entropy ends, or None where it ends none that can be one operator."""
-    if loss.target is not functional.cross_entropy or not _is_plain(loss):
+    if loss.target is not functional.cross_entropy or not is_plain(loss):
         return None
     try:
         given = _SIGNATURE.bind(*loss.args, **loss.kwargs)
@@ -101,33 +99,33 @@ def head_of(loss: fx.Node) -> Head | None:
     usual = (told["weight"], told["size_average"], told["reduce"]) == (None, None, None)
     if not usual or told["reduction"] not in ("mean", "sum") or not _are_nodes(logits, labels):
         return None
-    if not _is_plain(labels) or _example(labels).dtype is not torch.int64 or not _is_plain(logits):
+    if not is_plain(labels) or example(labels).dtype is not torch.int64 or not is_plain(logits):
         return None
     if type(told["ignore_index"]) is not int or type(told["label_smoothing"]) not in (int, float):
         return None
     settings = CrossEntropy(told["ignore_index"], told["reduction"] == "mean", float(told["label_smoothing"]))
     z_loss = z_loss_of(loss)
-    found = _linear_before(logits, _example(labels), settings, z_loss)
+    found = _linear_before(logits, example(labels), settings, z_loss)
     if found is None and z_loss is not None:  # it may be one of other logits, such as a router's
         z_loss = None
-        found = _linear_before(logits, _example(labels), settings, None)
+        found = _linear_before(logits, example(labels), settings, None)
     if found is None:
         return None
     linear, between, settings, added = found
     x, weight, bias, is_turned = _operands(linear)
-    if not all(each is None or _is_plain(each) for each in (x, weight, bias)):
+    if not all(each is None or is_plain(each) for each in (x, weight, bias)):
         return None
-    if _example(weight).ndim != 2 or (bias is not None and added is not None):
+    if example(weight).ndim != 2 or (bias is not None and added is not None):
         return None
     head = Head(linear, loss, between, x, weight, added if bias is None else bias, labels, settings, is_turned, z_loss)
     rows, words = head.logits
-    if bias is not None and tuple(_example(bias).shape) != (words,):  # it is broadcast
+    if bias is not None and tuple(example(bias).shape) != (words,):  # it is broadcast
         return None
-    dtype = _example(linear).dtype
-    is_wide = _example(logits).dtype is torch.float64 and dtype is not torch.float64  # wider than scores are computed
+    dtype = example(linear).dtype
+    is_wide = example(logits).dtype is torch.float64 and dtype is not torch.float64  # wider than scores are computed
     numbers = (settings.factor, settings.cap or 1.0)
     is_usual = dtype in TYPES and not is_wide and all(number and math.isfinite(number) for number in numbers)
-    of_operands = _example(x).shape[-1] * (rows + words)
+    of_operands = example(x).shape[-1] * (rows + words)
     is_large = rows * words >= max(LOGITS_MIN, GRADIENTS * of_operands)
     return head if is_usual and is_large else None
 
@@ -138,11 +136,11 @@ def _linear_before(
     """Return the linear layer that logits come from, calls between, settings with these, and a bias that one adds."""
     between: list[fx.Node] = []
     added: fx.Node | None = None
-    words_last = _example(node).ndim == labels.ndim + 1 and labels.ndim == 1
+    words_last = example(node).ndim == labels.ndim + 1 and labels.ndim == 1
     own, is_met = settings, z_loss is None
     while True:
         if z_loss is not None and node is z_loss.logits:
-            of_labels = math.prod(_example(node).shape[:-1]) == labels.numel()
+            of_labels = math.prod(example(node).shape[:-1]) == labels.numel()
             if not words_last or not of_labels or settings != own or added is not None:
                 return None
             is_met = True
@@ -151,10 +149,10 @@ def _linear_before(
         if _is_linear(node):
             return (node, tuple(between), settings, added) if words_last and is_met else None
         before, bias = _before(node)
-        if not _is_plain(node) or not _is_plain(before):
+        if not is_plain(node) or not is_plain(before):
             return None
         if not words_last:
-            if not between and _moves_words(node, _example(before)):
+            if not between and _moves_words(node, example(before)):
                 words_last = True
             else:
                 return None
@@ -163,7 +161,7 @@ def _linear_before(
                 return None
             added = bias
         else:
-            found = _with(settings, node, _example(before))
+            found = _with(settings, node, example(before))
             if found is None or (added is not None and found != settings):  # a factor would be one of the bias, too
                 return None
             settings = found
@@ -178,10 +176,10 @@ def _before(node: fx.Node) -> tuple[Any, fx.Node | None]:
         return read[0], None
     given: Any = node.args
     is_sum = name_of(node) in SUMS and not node.kwargs and len(given) == 2 and is_of_torch(node)
-    if is_sum and all(map(_is_plain, (node, *given))):
-        of_sum = _example(node)
+    if is_sum and all(map(is_plain, (node, *given))):
+        of_sum = example(node)
         for before, bias in (given, given[::-1]):
-            logits, row = _example(before), _example(bias)
+            logits, row = example(before), example(bias)
             is_row = row.numel() == of_sum.shape[-1] and row.shape[-1:] == of_sum.shape[-1:]
             if is_row and logits.shape == of_sum.shape and row.device == logits.device == of_sum.device:
                 return before, bias
@@ -190,13 +188,13 @@ def _before(node: fx.Node) -> tuple[Any, fx.Node | None]:
 
 def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy | None:
     """Return settings with a call in front of what they compute; None where it is none that acts row by row."""
-    name, after = name_of(node), _example(node)
+    name, after = name_of(node), example(node)
     if after.device != before.device or not is_of_torch(node):
         return None
     if keeps_rows(node, before):
         return settings
     if name in ("getitem", "__getitem__"):
-        return settings if _rows_of(node.args[1], before.ndim) is not None and after.ndim > 1 else None
+        return settings if rows_of(node.args[1], before.ndim) is not None and after.ndim > 1 else None
     if name == "tanh":
         return None if settings.cap or not settings.factor else replace(settings, cap=settings.factor, factor=1.0)
     numbers = [each for each in node.args if type(each) in (int, float) and each]
@@ -220,7 +218,7 @@ def _moves_words(node: fx.Node, before: Tensor) -> bool:
     return (name == "transpose" and sorted(numbers) == [1, 2]) or (name == "permute" and numbers == [0, 2, 1])
 
 
-def _rows_of(index: Any, ndim: int) -> tuple[Any, ...] | None:
+def rows_of(index: Any, ndim: int) -> tuple[Any, ...] | None:
     """Return an index that leaves the last axis whole, with no more than slices and numbers; None for any other."""
     parts = index if isinstance(index, tuple) else (index,)
     if Ellipsis in [each for each in parts if not isinstance(each, fx.Node)]:
@@ -234,111 +232,14 @@ def _rows_of(index: Any, ndim: int) -> tuple[Any, ...] | None:
     return parts if len(parts) < ndim or parts[-1] == slice(None) else None
 
 
-def _write(graph: fx.Graph, head: Head) -> None:
-    """Put one operator in a head's place: x goes through what took rows of the logits, and then meets the loss."""
-    end = head.loss if head.z_loss is None else head.z_loss.total
-    wants = _example(end).requires_grad
-    of_linear = wants and _example(head.linear).requires_grad
-    of_bias = of_linear or (wants and any(name_of(node) in SUMS for node in head.between))  # it is added behind
-    operands = ((head.x, of_linear), (head.weight, of_linear), (head.bias, of_bias))
-    wanted = [want and each is not None and _example(each).requires_grad for each, want in operands]
-    features = _example(head.x).shape[-1]
-    noted = {key: head.linear.meta[key] for key in NOTED if key in head.linear.meta}
-    with graph.inserting_before(end):
-        rows: Any
-        rows, weight, bias = _needed(graph, (head.x, head.weight, head.bias), wanted, noted)
-        for node in head.between:
-            if name_of(node) in ("getitem", "__getitem__"):
-                rows = _call(graph, operator.getitem, (rows, _rows_of(node.args[1], _example(rows).ndim)), noted)
-            elif name_of(node) in VIEWS:
-                shape = [*_example(node).shape[:-1], features]
-                rows = _call(graph, torch.reshape, (rows, shape), noted)
-        rows = _call(graph, torch.reshape, (rows, [-1, features]), noted)
-        labels = _call(graph, torch.reshape, (head.labels, [-1]), noted)
-        if head.is_turned:
-            weight = _call(graph, torch.t, (weight,), noted)
-        if bias is not None and _example(bias).ndim != 1:
-            bias = _call(graph, torch.reshape, (bias, [-1]), noted)
-        arguments = (
-            rows, weight, bias, labels, _example(head.linear).dtype, _example(end).dtype, wanted,
-            [float(each) for each in astuple(head.settings)],
-            _squares(graph, labels, head, noted),
-        )  # fmt: skip
-        made = _call(graph, HEAD, arguments, noted)
-        loss = _call(graph, operator.getitem, (made, 0), noted)
-        if head.z_loss is not None:
-            _write_parts(graph, head, made, noted)
-    loss.meta[EXAMPLE] = end.meta[EXAMPLE]
-    end.replace_all_uses_with(loss)
-    read = head.linear.all_input_nodes
-    beside = () if head.z_loss is None else (end, *reversed(head.z_loss.calls))
-    for node in (*beside, head.loss, *reversed(head.between), head.linear):
-        graph.erase_node(node)
-    for node in read:
-        if not node.users and node.op.startswith("call"):  # a weight that was turned
-            graph.erase_node(node)
-
-
-def _squares(graph: fx.Graph, labels: fx.Node, head: Head, noted: Mapping[str, Any]) -> fx.Node | None:
-    """Write what the square of each row's log-sum-exp is multiplied by, where there is a z-loss."""
-    if head.z_loss is None:
-        return None
-    wide = CrossEntropy.wide(_example(head.linear).dtype)
-    made = _call(graph, torch.full_like, (labels, head.z_loss.number), noted, dtype=wide)
-    for factor in head.z_loss.factors:
-        of_rows = _call(graph, torch.reshape, (factor, [-1]), noted) if _example(factor).ndim else factor
-        made = _call(graph, torch.mul, (made, of_rows), noted)
-    for divisor in head.z_loss.divisors:
-        made = _call(graph, torch.div, (made, divisor), noted)
-    return made
-
-
-def _write_parts(graph: fx.Graph, head: Head, made: fx.Node, noted: Mapping[str, Any]) -> None:
-    """Give those who read one part of a loss with a z-loss, and want no gradient of it, what the operator made."""
-    assert head.z_loss is not None
-    total = head.z_loss.total
-    for place, part in enumerate((head.loss, head.z_loss.calls[-1])):
-        if set(part.users) != {total}:
-            one = _call(graph, operator.getitem, (_call(graph, operator.getitem, (made, 4), noted), place), noted)
-            one = _call(graph, torch.Tensor.to, (one, _example(part).dtype), noted)
-            part.replace_all_uses_with(one, delete_user_cb=lambda user: user is not total)
-
-
-def _needed(
-    graph: fx.Graph, operands: Sequence[fx.Node | None], wanted: Sequence[bool], noted: Mapping[str, Any]
-) -> list[fx.Node | None]:
-    """Return operands, without their history where no gradient is wanted of them."""
-    return [
-        each if each is None or want or not _example(each).requires_grad else _call(graph, torch.detach, (each,), noted)
-        for each, want in zip(operands, wanted, strict=True)
-    ]
-
-
-def _call(
-    graph: fx.Graph, function: Any, args: tuple[Any, ...], noted: Mapping[str, Any], **given: Any
-) -> fx.Node:  # fmt: skip
-    """Write a call, with an example of what it makes."""
-    node = graph.call_function(function, args, given)
-    node.meta.update(noted)
-    examples = fx.node.map_arg(args, lambda each: each.meta[EXAMPLE])
-    modes = {each.meta[EXAMPLE].fake_mode for each in node.all_input_nodes if _is_fake(each)}
-    with torch.no_grad(), next(iter(modes)) if modes else nullcontext():
-        node.meta[EXAMPLE] = function(*examples, **given)
-    return node
-
-
-def _is_fake(node: fx.Node) -> bool:
-    return isinstance(node.meta.get(EXAMPLE), FakeTensor)
-
-
 def _is_linear(node: fx.Node) -> bool:
     """Say whether a node is a linear layer, or a product with one matrix."""
     if node.target is functional.linear:
         return True
     is_product = name_of(node) in PRODUCTS and is_of_torch(node) and not node.kwargs and len(node.args) == 2
-    if not is_product or not all(map(_is_plain, node.args)):
+    if not is_product or not all(map(is_plain, node.args)):
         return False
-    x, matrix = map(_example, node.args)  # type: ignore[arg-type]
+    x, matrix = map(example, node.args)  # type: ignore[arg-type]
     return x.ndim > 1 and matrix.ndim == 2
 
 
@@ -357,7 +258,7 @@ def _turned(matrix: Any) -> Any:
     """Return the matrix that a call turns rows and columns of; None where it does not."""
     name, given = name_of(matrix), matrix.args[1:]
     before: Any = matrix.all_input_nodes[0] if len(matrix.all_input_nodes) == 1 else None
-    if not _is_plain(before) or _example(before).ndim != 2:
+    if not is_plain(before) or example(before).ndim != 2:
         return None
     if matrix.target is getattr:
         return before if given[0] in ("T", "mT") else None
@@ -369,20 +270,5 @@ def _turned(matrix: Any) -> Any:
     return before if is_turned else None
 
 
-def _example(node: fx.Node) -> Tensor:
-    found: Tensor = node.meta[EXAMPLE]
-    return found
-
-
 def _are_nodes(*parts: Any) -> bool:
     return all(isinstance(part, fx.Node) for part in parts)
-
-
-def _is_plain(node: Any) -> bool:
-    """Say whether a node makes a plain tensor of known sizes."""
-    example: Any = node.meta.get(EXAMPLE) if isinstance(node, fx.Node) else None
-    return (
-        type(example) in (Tensor, FakeTensor, nn.Parameter)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(example)
-        and all(type(extent) is int for extent in example.shape)
-    )

@@ -8,7 +8,7 @@ from torch import fx
 
 from autotuner.runtime.capture.calls import CountedCall, calls_of
 from autotuner.runtime.capture.checkpointed import CapturedModule
-from autotuner.runtime.capture.heads import HEAD
+from autotuner.runtime.capture.joined_heads import HEAD
 from autotuner.runtime.capture.module_costs import costs_by_module
 from autotuner.runtime.capture.region_model import Region
 from autotuner.runtime.coverage import Coverage, LeftOut, PlannedPart, merged, planned_parts, tuned_parts

@@ -6,19 +6,12 @@ Source:
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, TypeGuard
+from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
-from autotuner.runtime.capture.calls import EXAMPLE
 from autotuner.runtime.capture.changed_in_place import called
-
-SUMS = ("add", "iadd", "add_")
-CASTS = ("float", "double", "to", "type", "contiguous")
-VIEWS = ("view", "reshape", "flatten", "squeeze", "unsqueeze")
-TYPES = (torch.bfloat16, torch.float32, torch.float64)
-"""Of logits and losses. In float16, a gradient that is made before its scale is known could vanish."""
+from autotuner.runtime.capture.plain_nodes import CASTS, SUMS, TYPES, VIEWS, example, is_plain, keeps_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +43,6 @@ class ZLoss:
         return (*self.factors, *self.divisors)
 
 
-def keeps_rows(node: fx.Node, before: Tensor) -> bool:
-    """Say whether a call is a cast or a view that leaves the words of each row, and the order of rows."""
-    after = _example(node)
-    if called(node) in CASTS and after.shape == before.shape:
-        return after.dtype in TYPES
-    is_kept = after.shape[-1:] == before.shape[-1:] and after.dtype == before.dtype
-    return called(node) in VIEWS and is_kept and after.ndim > 1
-
-
 def z_loss_of(loss: fx.Node) -> ZLoss | None:
     """Return what the graph adds to a cross entropy, if it is a z-loss and only their sum gets a gradient."""
     sums = [user for user in loss.users if called(user) in SUMS]
@@ -67,9 +51,7 @@ def z_loss_of(loss: fx.Node) -> ZLoss | None:
     total, given = sums[0], sums[0].args
     added: Any = given[1] if given[0] is loss else given[0]
     parts = (total, added, loss)
-    is_of_numbers = all(
-        _is_tensor(each) and _example(each).ndim == 0 and _example(each).dtype in TYPES for each in parts
-    )
+    is_of_numbers = all(is_plain(each) and example(each).ndim == 0 and example(each).dtype in TYPES for each in parts)
     if added is loss or not is_of_numbers:
         return None
     found = _before(added)
@@ -79,7 +61,9 @@ def z_loss_of(loss: fx.Node) -> ZLoss | None:
     if changes_it or not _reads_values_alone(loss, total) or not _reads_values_alone(added, total):
         return None
     calls, number, factors, divisors = found
-    return ZLoss(total, tuple(calls), number, tuple(factors), tuple(divisors)) if isfinite(number) else None
+    device = example(loss).device
+    is_usual = isfinite(number) and all(is_plain(each) and example(each).device == device for each in (*calls, total))
+    return ZLoss(total, tuple(calls), number, tuple(factors), tuple(divisors)) if is_usual else None
 
 
 def _before(node: fx.Node) -> tuple[list[fx.Node], float, list[fx.Node], list[fx.Node]] | None:
@@ -91,12 +75,12 @@ def _before(node: fx.Node) -> tuple[list[fx.Node], float, list[fx.Node], list[fx
     number, factors, divisors = 1.0, [], []
     is_of_rows = False
     while not _is_square(node):
-        if calls and len(node.users) != 1:
+        if (calls and len(node.users) != 1) or not is_plain(node):
             return None
         calls.insert(0, node)
         if called(node) in ("mean", "sum") and not is_of_rows and len(node.args) == 1 and not node.kwargs:
             is_of_rows, before = True, node.all_input_nodes[0]
-            number /= (_example(before).numel() or 1) if called(node) == "mean" else 1
+            number /= (example(before).numel() or 1) if called(node) == "mean" else 1
         else:
             scaled = _scaled(node)
             if scaled is None:
@@ -111,9 +95,9 @@ def _before(node: fx.Node) -> tuple[list[fx.Node], float, list[fx.Node], list[fx
     if not is_of_rows or len(node.users) != 1 or set(before.users) != {node} or not _is_of_last_axis(before):
         return None
     (before,) = before.all_input_nodes
-    while len(before.users) == 1 and _is_tensor(before) and called(before) in (*CASTS, *VIEWS):
+    while len(before.users) == 1 and is_plain(before) and called(before) in (*CASTS, *VIEWS):
         (source, *others) = before.all_input_nodes
-        if others or not _is_tensor(source) or not keeps_rows(before, _example(source)):
+        if others or not is_plain(source) or not keeps_rows(before, example(source)):
             break
         calls.insert(0, before)
         before = source
@@ -126,17 +110,26 @@ def _scaled(node: fx.Node) -> tuple[fx.Node, tuple[float, fx.Node | None, fx.Nod
     if name not in ("mul", "truediv", "div") or len(args) != 2 or node.kwargs:
         return None
     one, other = args if isinstance(args[0], fx.Node) or name != "mul" else args[::-1]
-    if _is_tensor(one) and isinstance(other, int | float) and other:
+    if is_plain(one) and isinstance(other, int | float) and other:
         return one, (float(other) if name == "mul" else 1 / float(other), None, None)
-    if not _is_tensor(one) or not _is_tensor(other) or not _is_tensor(node):
+    if not is_plain(one) or not is_plain(other) or not is_plain(node):
         return None
-    shape = _example(node).shape
+    shape = example(node).shape
     if name != "mul":
-        return (one, (1.0, None, other)) if _is_constant(other) and _example(other).ndim == 0 else None
-    for scaled, factor in ((one, other), (other, one)):
-        if _is_constant(factor) and _example(factor).shape in (shape, ()) and _example(scaled).shape == shape:
+        return (one, (1.0, None, other)) if _is_constant(other) and example(other).ndim == 0 else None
+    for scaled, factor in ((other, one), (one, other)) if _has_squares(other) else ((one, other), (other, one)):
+        if _is_constant(factor) and example(factor).shape in (shape, ()) and example(scaled).shape == shape:
             return scaled, (1.0, factor, None)
     return None
+
+
+def _has_squares(node: fx.Node) -> bool:
+    """Say whether a node makes what a z-loss is made of, and no factor of it."""
+    while called(node) in ("mean", "sum", "mul", "truediv", "div") and not _is_square(node):
+        if any(_has_squares(each) for each in node.all_input_nodes[1:]):
+            return True
+        node = node.all_input_nodes[0]
+    return _is_square(node) and called(node.all_input_nodes[0]) == "logsumexp"
 
 
 def _is_square(node: fx.Node) -> bool:
@@ -152,36 +145,19 @@ def _is_square(node: fx.Node) -> bool:
 
 def _is_of_last_axis(node: fx.Node) -> bool:
     """Say whether a call makes log-sum-exps over the last axis, which it leaves out."""
-    if called(node) != "logsumexp" or len(node.all_input_nodes) != 1:
+    if called(node) != "logsumexp" or len(node.all_input_nodes) != 1 or not is_plain(node.all_input_nodes[0]):
         return False
     given = dict(zip(("input", "dim", "keepdim"), node.args, strict=False)) | node.kwargs
     read, dim = given.get("input"), given.get("dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
     is_usual = isinstance(read, fx.Node) and given.keys() <= {"input", "dim", "keepdim"} and not given.get("keepdim")
-    return is_usual and type(dim) is int and dim in (-1, _example(read).ndim - 1)  # type: ignore[arg-type]
-
-
-def _is_tensor(node: Any) -> TypeGuard[fx.Node]:
-    """Say whether a node makes a tensor of known sizes."""
-    example = node.meta.get(EXAMPLE) if isinstance(node, fx.Node) else None
-    return isinstance(example, Tensor) and all(type(extent) is int for extent in example.shape)
+    return is_usual and type(dim) is int and dim in (-1, example(read).ndim - 1)  # type: ignore[arg-type]
 
 
 def _is_constant(node: fx.Node) -> bool:
-    return not _example(node).requires_grad
+    return not example(node).requires_grad
 
 
 def _reads_values_alone(node: fx.Node, total: fx.Node) -> bool:
-    """Say whether who reads a part beside the sum wants its value, without a gradient, behind the sum."""
-    others = set(node.users) - {total}
-    behind = set()
-    if others:
-        order = list(total.graph.nodes)
-        behind = set(order[order.index(total) :])
-    is_free = not _example(node).requires_grad
-    return others <= behind and (is_free or all(called(user) == "detach" for user in others))
-
-
-def _example(node: fx.Node) -> Tensor:
-    found: Tensor = node.meta[EXAMPLE]
-    return found
+    """Say whether who reads a part beside the sum wants its value, without a gradient."""
+    return not example(node).requires_grad or all(called(user) == "detach" for user in node.users if user is not total)
