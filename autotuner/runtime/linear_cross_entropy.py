@@ -220,7 +220,9 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 def _backward(ctx: Any, grad: Tensor | None, *of_others: Tensor | None) -> tuple[Tensor | None, ...]:
     if of_others[3] is not None:
-        raise RuntimeError("a derivative of one part of a loss with a z-loss: only their sum has gradients")
+        raise RuntimeError(
+            "a derivative of one part of a loss with a z-loss: only their sum has gradients; detach a part that is told"
+        )
     if any(each is not None for each in of_others):
         raise RuntimeError(
             "a second derivative through a head whose loss is computed in chunks: its gradients are made in forward, "

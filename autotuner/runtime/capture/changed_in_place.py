@@ -19,16 +19,11 @@ def name_of(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
 
 
-def is_of_torch(node: fx.Node) -> bool:
-    """Say whether a call is of a method, or of a function of torch's or Python's with this name."""
-    own = (getattr(module, name_of(node), None) for module in (torch, functional, operator))
-    return node.op == "call_method" or node.target in own
-
-
 def called(node: fx.Node) -> str:
     """Return the name of the method, or of the function of torch's or Python's, that a node calls; else ""."""
     name = name_of(node)
-    return name if name and is_of_torch(node) else ""
+    own = (getattr(module, name, None) for module in (torch, functional, operator))
+    return name if node.op == "call_method" or (name and node.target in own) else ""
 
 
 def storages_of(node: fx.Node) -> set[int]:

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from autotuner.kernels.torch.cross_entropy import CrossEntropy
-from autotuner.runtime.capture.changed_in_place import is_of_torch, name_of
+from autotuner.runtime.capture.changed_in_place import called
 from autotuner.runtime.capture.plain_nodes import SUMS, TYPES, example, is_plain, keeps_rows
 from autotuner.runtime.capture.z_losses import ZLoss, z_loss_of
 from autotuner.runtime.linear_cross_entropy import rows_of_chunk
@@ -175,7 +175,7 @@ def _before(node: fx.Node) -> tuple[Any, fx.Node | None]:
     if len(read) == 1:
         return read[0], None
     given: Any = node.args
-    is_sum = name_of(node) in SUMS and not node.kwargs and len(given) == 2 and is_of_torch(node)
+    is_sum = called(node) in SUMS and not node.kwargs and len(given) == 2
     if is_sum and all(map(is_plain, (node, *given))):
         of_sum = example(node)
         for before, bias in (given, given[::-1]):
@@ -188,8 +188,8 @@ def _before(node: fx.Node) -> tuple[Any, fx.Node | None]:
 
 def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy | None:
     """Return settings with a call in front of what they compute; None where it is none that acts row by row."""
-    name, after = name_of(node), example(node)
-    if after.device != before.device or not is_of_torch(node):
+    name, after = called(node), example(node)
+    if after.device != before.device or not name:
         return None
     if keeps_rows(node, before):
         return settings
@@ -209,8 +209,8 @@ def _with(settings: CrossEntropy, node: fx.Node, before: Tensor) -> CrossEntropy
 
 def _moves_words(node: fx.Node, before: Tensor) -> bool:
     """Say whether a call brings the words of logits (batch, positions, words) to the second axis."""
-    name, given = name_of(node), node.args[1:]
-    if before.ndim != 3 or node.kwargs or not is_of_torch(node):
+    name, given = called(node), node.args[1:]
+    if before.ndim != 3 or node.kwargs:
         return False
     if name == "permute" and len(given) == 1 and isinstance(given[0], tuple | list):
         given = tuple(given[0])
@@ -236,7 +236,7 @@ def _is_linear(node: fx.Node) -> bool:
     """Say whether a node is a linear layer, or a product with one matrix."""
     if node.target is functional.linear:
         return True
-    is_product = name_of(node) in PRODUCTS and is_of_torch(node) and not node.kwargs and len(node.args) == 2
+    is_product = called(node) in PRODUCTS and not node.kwargs and len(node.args) == 2
     if not is_product or not all(map(is_plain, node.args)):
         return False
     x, matrix = map(example, node.args)  # type: ignore[arg-type]
@@ -256,13 +256,13 @@ def _operands(linear: fx.Node) -> tuple[Any, Any, Any, bool]:
 
 def _turned(matrix: Any) -> Any:
     """Return the matrix that a call turns rows and columns of; None where it does not."""
-    name, given = name_of(matrix), matrix.args[1:]
+    name, given = called(matrix), matrix.args[1:]
     before: Any = matrix.all_input_nodes[0] if len(matrix.all_input_nodes) == 1 else None
     if not is_plain(before) or example(before).ndim != 2:
         return None
     if matrix.target is getattr:
         return before if given[0] in ("T", "mT") else None
-    if matrix.kwargs or not is_of_torch(matrix):
+    if matrix.kwargs:
         return None
     is_turned = name == "t" or (
         name == "transpose" and sorted(each % 2 for each in given if type(each) is int) == [0, 1]

@@ -72,24 +72,24 @@ def _before(node: fx.Node) -> tuple[list[fx.Node], float, list[fx.Node], list[fx
     From its end to its beginning, these are factors, a mean or a sum, factors of rows, a square, and log-sum-exps.
     """
     calls: list[fx.Node] = []
-    number, factors, divisors = 1.0, [], []
+    number, factors, divisors = 1.0, list[fx.Node](), list[fx.Node]()
     is_of_rows = False
     while not _is_square(node):
         if (calls and len(node.users) != 1) or not is_plain(node):
             return None
         calls.insert(0, node)
-        if called(node) in ("mean", "sum") and not is_of_rows and len(node.args) == 1 and not node.kwargs:
-            is_of_rows, before = True, node.all_input_nodes[0]
-            number /= (example(before).numel() or 1) if called(node) == "mean" else 1
-        else:
-            scaled = _scaled(node)
-            if scaled is None:
-                return None
-            before, (by, factor, divisor) = scaled
-            number *= by
-            factors += [] if factor is None else [factor]
-            divisors += [] if divisor is None else [divisor]
-        node = before
+        read = node.args[0] if len(node.args) == 1 and not node.kwargs else None
+        if called(node) in ("mean", "sum") and not is_of_rows and is_plain(read):
+            is_of_rows, node = True, read
+            number /= (example(read).numel() or 1) if called(calls[0]) == "mean" else 1
+            continue
+        scaled = _scaled(node)
+        if scaled is None:
+            return None
+        node, by, factor, divisor = scaled
+        number *= by
+        factors += factor
+        divisors += divisor
     (before,) = node.all_input_nodes
     calls[:0] = [before, node]
     if not is_of_rows or len(node.users) != 1 or set(before.users) != {node} or not _is_of_last_axis(before):
@@ -104,22 +104,22 @@ def _before(node: fx.Node) -> tuple[list[fx.Node], float, list[fx.Node], list[fx
     return calls, number, factors, divisors
 
 
-def _scaled(node: fx.Node) -> tuple[fx.Node, tuple[float, fx.Node | None, fx.Node | None]] | None:
-    """Return what a product or quotient scales, and by what: a number, a factor and a divisor."""
+def _scaled(node: fx.Node) -> tuple[fx.Node, float, list[fx.Node], list[fx.Node]] | None:
+    """Return what a product or quotient scales, and by what: a number, factors and divisors."""
     name, args = called(node), node.args
     if name not in ("mul", "truediv", "div") or len(args) != 2 or node.kwargs:
         return None
     one, other = args if isinstance(args[0], fx.Node) or name != "mul" else args[::-1]
     if is_plain(one) and isinstance(other, int | float) and other:
-        return one, (float(other) if name == "mul" else 1 / float(other), None, None)
+        return one, float(other) if name == "mul" else 1 / float(other), [], []
     if not is_plain(one) or not is_plain(other) or not is_plain(node):
         return None
     shape = example(node).shape
     if name != "mul":
-        return (one, (1.0, None, other)) if _is_constant(other) and example(other).ndim == 0 else None
+        return (one, 1.0, [], [other]) if _is_constant(other) and example(other).ndim == 0 else None
     for scaled, factor in ((other, one), (one, other)) if _has_squares(other) else ((one, other), (other, one)):
         if _is_constant(factor) and example(factor).shape in (shape, ()) and example(scaled).shape == shape:
-            return scaled, (1.0, factor, None)
+            return scaled, 1.0, [factor], []
     return None
 
 

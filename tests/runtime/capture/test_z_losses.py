@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from tests.runtime.capture.known import Compilation, assert_equal, gradients
-from tests.runtime.capture.test_heads import LENGTH, ROWS, SAID, WORDS, Head, flat, operands, said, small_heads
+from tests.runtime.capture.test_heads import (
+    LENGTH,
+    ROWS,
+    SAID,
+    WORDS,
+    Head,
+    assert_left_alone,
+    flat,
+    operands,
+    said,
+    small_heads,
+)
 
 __all__ = ["small_heads"]
 """A fixture, of every test."""
@@ -53,6 +64,18 @@ def test_a_z_loss_is_computed_with_the_head(case: str) -> None:
     assert_equal(found, gradients(model, lambda each: each(*given)), tolerance)
 
 
+def without(function: Callable[[], Tensor], mode: Callable[[], Any] = torch.no_grad) -> Tensor:
+    with mode():
+        return function()
+
+
+def added_without_gradients(logits: Tensor, labels: Tensor) -> Tensor:
+    loss, z_loss = flat(logits, labels), squares(logits).mean()
+    with torch.no_grad():
+        loss += z_loss
+    return loss
+
+
 APART: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a z-loss of other rows": lambda logits, labels: flat(logits[:, :-1], labels[:, 1:]) + squares(logits).mean(),
     "a z-loss of other scores": lambda logits, labels: flat(logits * 0.5, labels) + squares(logits).mean(),
@@ -72,66 +95,25 @@ APART: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "its rows have learned factors": lambda logits, labels: flat(logits, labels) + (
         squares(logits) * logits[..., 0].sigmoid()
     ).mean(),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", APART)
-def test_a_head_is_left_alone_where(case: str) -> None:
-    model, given = Head(APART[case]), operands()
-    compilation = Compilation(model)
-
-    def loss(each: Any) -> Tensor:
-        made = each(*given)
-        return made if isinstance(made, Tensor) else made[0] + made[1].mean()
-
-    found = gradients(model, loss, compilation.model)
-    assert compilation.compiled
-    assert not said(compilation)
-    assert_equal(found, gradients(model, loss), 1e-12)
-
-
-def without(function: Callable[[], Tensor], mode: Callable[[], Any] = torch.no_grad) -> Tensor:
-    with mode():
-        return function()
-
-
-def added_without_gradients(logits: Tensor, labels: Tensor) -> Tensor:
-    loss, z_loss = flat(logits, labels), squares(logits).mean()
-    with torch.no_grad():
-        loss += z_loss
-    return loss
-
-
-RECORDED_APART: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "a z-loss": lambda logits, labels: flat(logits, labels) + without(lambda: squares(logits).mean()),
-    "a z-loss in inference mode": lambda logits, labels: flat(logits, labels) + without(
+    "unrecorded, a z-loss": lambda logits, labels: flat(logits, labels) + without(lambda: squares(logits).mean()),
+    "unrecorded, a z-loss in inference mode": lambda logits, labels: flat(logits, labels) + without(
         lambda: squares(logits).mean(), torch.inference_mode
     ),
-    "a cross entropy": lambda logits, labels: without(lambda: flat(logits, labels)) + squares(logits).mean(),
-    "a view for the z-loss": lambda logits, labels: flat(logits, labels) + squares(
+    "unrecorded, the other loss": lambda logits, labels: without(lambda: flat(logits, labels)) + squares(logits).mean(),
+    "unrecorded, a view for the z-loss": lambda logits, labels: flat(logits, labels) + squares(
         without(lambda: logits.view(-1, WORDS))
     ).mean(),
-    "their sum": added_without_gradients,
-    "the values that are told": lambda logits, labels: (
+    "unrecorded, their sum": added_without_gradients,
+    "unrecorded, the values that are told": lambda logits, labels: (
         first := flat(logits, labels), second := squares(logits).mean(), told := without(lambda: 2 * first.detach()),
         (first + second, told),
     )[-1],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", RECORDED_APART)
-def test_a_z_loss_is_left_alone_where_no_gradients_are_recorded_of(case: str) -> None:
-    model, given = Head(RECORDED_APART[case]), operands()
-    compilation = Compilation(model)
-
-    def loss(each: Any) -> Tensor:
-        made = each(*given)
-        return made if isinstance(made, Tensor) else made[0]
-
-    found = gradients(model, loss, compilation.model)
-    assert compilation.compiled
-    assert not said(compilation)
-    assert_equal(found, gradients(model, loss), 1e-12)
+@pytest.mark.parametrize("case", APART)
+def test_a_head_is_left_alone_where(case: str) -> None:
+    assert_left_alone(Head(APART[case]))
 
 
 @torch.no_grad()
@@ -172,11 +154,7 @@ def test_a_z_loss_inside_of_vmap_is_left_alone() -> None:
         each: Tensor = torch.vmap(lambda scale: first + scale * second)(scales)
         return each.sum()
 
-    model, given = Head(loss), operands()
-    compilation = Compilation(model)
-    found = gradients(model, lambda each: each(*given), compilation.model)
-    assert not said(compilation)
-    assert_equal(found, gradients(model, lambda each: each(*given)), 1e-12)
+    assert_left_alone(Head(loss))
 
 
 def test_a_z_loss_of_other_logits_stays_what_it_is() -> None:
